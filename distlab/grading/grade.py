@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from distlab.curriculum import Curriculum, Task
+from distlab.curriculum.advice import advice_on
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
 from distlab.grading.clause import (
@@ -191,7 +192,7 @@ class Grader:
                 # At world size 1 one process may have played other numbers of ranks.
                 is_played = sizes_of(task.id, [world_size]) != (world_size,)
                 size = failure.played if is_played else world_size
-                yield _failed(passed, failure, runs, size)
+                yield _failed(task, passed, failure, runs, size)
                 return
 
     def _judge_clause(
@@ -232,7 +233,8 @@ class Grader:
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, runs)
                 size = check.size_of(failure, world_size)
-                return _failed(passed, failure, runs, size, part), failure.fatal
+                failed = _failed(task, passed, failure, runs, size, part)
+                return failed, failure.fatal
         return passed, False
 
     def _world_sizes(self, check: Check) -> tuple[int, ...]:
@@ -320,17 +322,22 @@ def _verdict_on(task: Task, check: Check, status: ClauseStatus) -> ClauseVerdict
 
 
 def _failed(
+    task: Task,
     passed: ClauseVerdict,
     failure: NotYetError,
     runs: PlayedRuns,
     size: int | None,
     part: str = "",
 ) -> ClauseVerdict:
+    """The clause with its failure; with its advice where no known mistake fits."""
     spec, latest = runs.latest or (None, None)
+    rule = part or failure.rule
+    if not (rule or failure.slug):
+        rule = advice_on(task.id, passed.id)
     return passed.failed(
         failure,
         size,
-        rule=part or failure.rule,
+        rule=rule,
         output=failure.output or runs.printed(),
         is_played=size != runs.world_size,
         run=latest,

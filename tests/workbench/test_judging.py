@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from distlab.grading import TaskVerdict
+from distlab.curriculum.advice import STANDING, advice_on, read_advice
+from distlab.grading import TaskVerdict, verdict
 from distlab.grading.parts import parts_beside, parts_used
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
 from tests.workbench.golden import Golden
-from tests.workbench.judging import solution_of, verdict_on, with_body
+from tests.workbench.judging import CURRICULUM, solution_of, verdict_on, with_body
 
 Judged = Callable[..., TaskVerdict]
 
@@ -229,3 +230,34 @@ def test_the_line_named_is_that_of_the_rank_that_failed(judged: Judged) -> None:
     assert (
         plain(lines_of(verdict)).splitlines()[-2].endswith(f"collectives.py:{guilty}")
     )
+
+
+def test_a_mistake_without_a_name_ends_with_the_advice_on_its_clause(
+    judged: Judged,
+) -> None:
+    right, wrong = "mean += bucket.shard.grad", "mean += 2 * bucket.shard.grad"
+    text = solution_of("sharded_optimizer").replace(right, wrong)
+    failure = judged("sharded_optimizer.stage2", text).first_failure()
+    assert failure
+    assert not failure.slug
+    assert failure.rule == advice_on("sharded_optimizer.stage2", failure.id)
+
+
+def test_from_the_networks_on_each_clause_has_advice() -> None:
+    phases = [phase for phase in CURRICULUM.phases if phase.number in (3, 4)]
+    first = {3: 9, 4: 1}
+    table = read_advice()
+    tasks = [
+        task
+        for phase in phases
+        for unit in phase.units
+        for task in unit.tasks
+        if int(task.number.partition(".")[2]) >= first[phase.number]
+    ]
+    assert table.keys() == {STANDING, *(task.id for task in tasks)}
+    assert table[STANDING].keys() == verdict.STANDING.keys()
+    for task in tasks:
+        assert table[task.id].keys() == task.clauses.keys(), task.id
+    lines = [line for clauses in table.values() for line in clauses.values()]
+    assert max(map(len, lines)) <= 84
+    assert len(set(lines)) == len(lines)

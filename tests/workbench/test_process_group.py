@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from distlab.cli.hunt import bare
+from distlab.grading.checks.process_group import launch, lives
+from distlab.grading.checks.process_group import rendezvous as asked
+from distlab.grading.checks.process_group.scripts import (
+    BY_HAND,
+    REFUSED,
+    Rank,
+    RendezvousContract,
+    Script,
+    request_of,
+)
+from distlab.grading.kit.histories import Row
 from distlab.grading.report import lines_of
+from distlab.grading.verdict import NotYetError
 from distlab.runner import Cluster, Limits
 from distlab.sim import AlphaBeta, random_script, run
 from tests.workbench.golden import Golden
-from tests.workbench.judging import ROOT, UNITS, verdict_on_entry
+from tests.workbench.judging import (
+    ROOT,
+    UNITS,
+    catalogue,
+    solution_of,
+    verdict_on_entry,
+)
 from tests.workbench.meeting_ranks import EXPECTED, NAME, meet_twice, rendezvous
 
 NET = AlphaBeta(alpha_s=1e-3, bytes_per_s=1e9)
@@ -161,3 +181,63 @@ def test_a_verdict_has_the_number_of_ranks_that_were_played(
     said = bare(verdict).first_failure()
     assert said
     assert (f" {size} ranks" in said.message) == bool(size)
+
+
+def _wrong_unit(name: str) -> ModuleType:
+    """The unit with the change of an entry of the catalogue."""
+    entry = catalogue()[name]
+    module = ModuleType(name)
+    sys.modules[name] = module
+    exec(entry.applied_to(solution_of("process_group")), vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("PG52", ("0",)),  # a rank that ended with 0 is started again
+        ("PG54", ("1",)),  # SIGTERM to a rank that has ended
+        ("PG56", ("WakeAt",)),
+        ("PG57", ("SIGTERM",)),  # SIGKILL at once
+        ("PG63", ("0", "50", "1")),  # restarts count forever
+        ("PG65", ("2",)),  # the next generation has the same number
+        ("PG68", ("SIGKILL", "128", "9")),
+        ("PG70", ("interruption",)),
+    ],
+)
+def test_an_unknown_mistake_of_a_launcher_is_met_with_facts(
+    name: str, named: tuple[str, ...]
+) -> None:
+    unit, found = _wrong_unit(name), dict[str, NotYetError]()
+    for script in lives.BY_HAND:
+        found |= launch.faults(script, launch.play_launcher(unit, script))
+        if found:
+            break
+    (fault,) = found.values()
+    assert not fault.slug
+    assert all(re.search(rf"\b{word}\b", fault.rule) for word in named), fault.rule
+
+
+def test_each_reply_that_is_not_due_is_met_with_facts() -> None:
+    """Whatever is replied instead: a rule, at each message of each script."""
+    wrong_replies = (None, 7, "7", REFUSED)
+    for script in BY_HAND:
+        for place, text in enumerate(script[1]):
+            rows = _right_rows(script, place)
+            for reply in wrong_replies:
+                row = Row(0.0, -2 - place, request_of(text), reply)
+                found = asked.faults(script, [*rows, row])
+                assert all(fault.rule for fault in found.values()), (script, reply)
+
+
+def _right_rows(script: Script, upto: int) -> list[Row]:
+    """The messages before one, and the replies of a right rendezvous."""
+    contract, rows = RendezvousContract(script[0]), list[Row]()
+    for place, text in enumerate(script[1][:upto]):
+        row = Row(0.0, -2 - place, request_of(text), None)
+        due = contract.offer(row)
+        reply = min(due.free) if isinstance(due, Rank) else due
+        if isinstance(due, Rank):
+            contract.offer(row._replace(reply=reply))
+        rows.append(row._replace(reply=reply))
+    return rows

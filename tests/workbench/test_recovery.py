@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from signal import SIGTERM
+from typing import Any
 
 import pytest
 
 from distlab.given.recovering import RUNS, RecordedRun
 from distlab.grading.checks.recovery import reports
 from distlab.grading.checks.recovery.contract import SupervisorContract
-from distlab.grading.checks.recovery.faults import scripts
+from distlab.grading.checks.recovery.faults import BY_HAND, scripts
 from distlab.grading.checks.recovery.supervise import faults, play_supervisor
+from distlab.grading.kit.histories import rows_of
 from solutions.phase4_production import recovery as unit
 
 FROZEN = {"stopped": [1], "stopped_waiting": [2], "hang": [0]}
@@ -81,3 +84,24 @@ def test_a_supervisor_of_one_rank_has_no_survivor() -> None:
     assert first == unit.Form(1, {0: 1})
     assert supervisor.on(unit.Ended(1, -9), 2.0) == [unit.Start(2)]
     assert supervisor.on(unit.Ready(0), 3.0) == [unit.Form(2, {0: 0})]
+
+
+def test_whatever_is_done_instead_the_verdict_has_a_name_or_a_fact() -> None:
+    """Each event of a script, answered with nothing, too much, or an end."""
+    instead: tuple[list[tuple[Any, ...]], ...] = (
+        [],
+        [("start", 99)],
+        [("finish", 3)],
+        [("signal", 0, SIGTERM)],
+        [("form", 9, [(0, 0), (1, 1), (2, 2)])],
+    )
+    seen = Counter[str]()
+    for script in BY_HAND[::2]:
+        history = rows_of(play_supervisor(unit, script))
+        for place, row in enumerate(history[:-1]):  # the last one is the end
+            for actions in instead:
+                wrong = [*history[:place], row._replace(reply=actions)]
+                for fault in faults(script, wrong).values():
+                    assert fault.slug or fault.rule, (fault.message, fault.evidence)
+                    seen[fault.rule] += 1
+    assert len(seen) > 15

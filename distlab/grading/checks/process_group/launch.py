@@ -8,6 +8,7 @@ from typing import Any
 
 from distlab.comm.services import Tick
 from distlab.given.launching import Begin, Ended, Interrupted, Signal, Start
+from distlab.grading.checks.process_group.facts import facts, late_facts
 from distlab.grading.checks.process_group.lives import (
     BY_HAND,
     NUM_RANDOM,
@@ -130,10 +131,11 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         if event == ("tick",):
             slug, rule = _of_a_tick(contract, now_s, expected, actual)
         happened = f"{_event(event)} at {now_s:.4g} s"
+        rule = rule or facts(contract, event, now_s, expected, actual)
         if contract.is_late:
-            slug, rule = "", ""
-            happened = f"no Tick came at {contract.kill_at_s:.4g} s "
-            happened += f"({_asked(rows[: one.place])})"
+            asked_s = _asked_s(rows[: one.place])
+            slug, rule = "", late_facts(contract, asked_s)
+            happened = f"no Tick came at {contract.kill_at_s:.4g} s ({_asked(asked_s)})"
         elif event == END:
             happened = "no event comes any more"
         n = script.world_size
@@ -167,12 +169,15 @@ def _clause(
     return "C2" if "signal" in given else "C4" if wanted else "C1"
 
 
-def _asked(rows: list[Row]) -> str:
-    """For when the launcher wanted a Tick last."""
-    wakes = [at_s for row in rows for kind, at_s, *_ in row.reply if kind == "wake"]
-    if not wakes:
+def _asked_s(rows: list[Row]) -> list[float]:
+    """For when the launcher wanted a Tick."""
+    return [at_s for row in rows for kind, at_s, *_ in row.reply if kind == "wake"]
+
+
+def _asked(asked_s: list[float]) -> str:
+    if not asked_s:
         return "none was asked for"
-    return f"the last WakeAt is for {wakes[-1]:.4g} s"
+    return f"the last WakeAt is for {asked_s[-1]:.4g} s"
 
 
 def _numbers(script: Script) -> str:

@@ -135,6 +135,7 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
     name = _clause(has_generations, row, expected)
     after = f" after {named(newest)}" if newest.peer < row.peer else ""
     slug, rule = _diagnosis(name, n, seen, wrong)
+    rule = rule or _fact(n, seen, wrong)
     ranks = "1 rank" if n == 1 else f"{n} ranks"
     due = expected.words if isinstance(expected, Rank) else _worded(expected)
     return {
@@ -196,3 +197,46 @@ def _diagnosis(name: str, n: int, seen: list[Row], wrong: Compared) -> tuple[str
     if name == "C2" and wrong.expected is None:
         return "answered-too-early", "return None while a value is missing"
     return "", ""
+
+
+def _fact(n: int, seen: list[Row], wrong: Compared) -> str:
+    """What decides here, whatever the mistake is; or nothing."""
+    row, expected = wrong.row, wrong.expected
+    generations = [one.request["generation"] for one in seen]
+    op, key = row.request["op"], row.request.get("key", "")
+    if expected == REFUSED and row.request["generation"] < max(generations):
+        return f"generation {max(generations)} has begun: older ones are refused"
+    if op == "join":
+        return _fact_of_join(n, seen, wrong)
+    if row.reply == REFUSED:
+        return "this message is of the current generation, or begins a newer one"
+    if expected is None:
+        return "nothing has stored a value in this generation: the reply is None"
+    if op == "set":
+        return "None means not yet: a message that was carried out has another reply"
+    if row.reply is None and op in ("get", "wait"):
+        return "a key has a value once it was stored, even an empty text"
+    if op == "compare_set":
+        return f"the reply is what is stored under {key} afterwards, whoever stored it"
+    if op in ("get", "add") and str(row.reply) == str(expected):
+        return "values are texts, also sums once they are stored; add replies an int"
+    if op == "add":
+        return f"add changes the value of {key}; a key without one counts as 0"
+    return "the value is the one that was stored last, in this generation"
+
+
+def _fact_of_join(n: int, seen: list[Row], wrong: Compared) -> str:
+    own = wrong.row.request["generation"]
+    names = {
+        one.request["key"]: None
+        for one in seen
+        if one.request["op"] == "join" and one.request["generation"] == own
+    }
+    listed = f"{', '.join(names)} joined generation {own}"
+    if wrong.expected is None:
+        return f"{listed}: not all {n} yet, so nobody has a rank"
+    if wrong.expected == REFUSED:
+        return f"all {n} ranks are taken: one more name is refused, not kept waiting"
+    if wrong.row.reply is None:
+        return f"{listed}: that is all {n}, so each of them has a rank"
+    return f"n = {n}: each name has a rank from 0 to {n - 1} of its own, and keeps it"

@@ -21,6 +21,7 @@ from distlab.given.recovering import (
     Start,
 )
 from distlab.grading.checks.recovery.contract import Due, SupervisorContract
+from distlab.grading.checks.recovery.facts import facts
 from distlab.grading.checks.recovery.faults import (
     BY_HAND,
     NUM_RANDOM,
@@ -126,6 +127,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         before = rows[: place + (event != END and not is_late)]
         seen = _Fault(contract, due, part, actions, before, restarts_s, row.time_s)
         slug, rule = _diagnosis(seen)
+        rule = rule or facts(contract, due, part)
         n, k = script.world_size, script.num_standbys
         happened = f"{event_words(event)} at {row.time_s:.4g} s"
         if is_late:
