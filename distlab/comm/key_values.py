@@ -3,7 +3,7 @@
     request   op (1 byte), then its parts, each after its length (4 bytes)
     reply     0 and the value, or 1 and what was wrong
 
-Source: the operations are those of torch.distributed's TCPStore.
+Source: the operations are five of those that torch.distributed's TCPStore has.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ TWINS = [
     ("kubernetes", "TrainingRuntime", ("spec", "mlPolicy", "torch", "elasticPolicy"),
      {"minNodes": 1}, "elasticPolicy"),
     ("kubernetes", "TrainingRuntime", ("spec", "mlPolicy", "torch", "numProcPerNode"),
-     "all", "all"),
+     8, "numProcPerNode"),
     ("kubernetes", "TrainingRuntime", ("spec", "template", *JOB, "backofLimit"), 0,
      "backofLimit"),
     ("kubernetes_jobset", "JobSet", ("spec", "failurePolicy", "restartStrategy"),

@@ -348,7 +348,7 @@ def no_hook_waits(runs: Runs) -> str | None:
         if any(call["waits"] for step in of_rank for call in step["calls"]):
             raise NotYetError(
                 f"rank {rank}: the callback of a future waits for another message, on "
-                "a thread of gloo that receives messages",
+                "a thread of gloo that runs collectives",
                 slug="waits-in-callback",
                 rule=COLLECT,
             )

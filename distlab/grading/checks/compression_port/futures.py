@@ -1,6 +1,6 @@
 """What a hook sends, and whether the callbacks of its futures wait for messages.
 
-torch calls a callback on a thread of gloo that receives messages. What a callback sends
+torch calls a callback on a thread of gloo that runs collectives. What a callback sends
 counts for its hook; a callback that waits there is noted.
 """
 
@@ -116,7 +116,7 @@ class Watch:
                 if sent or not is_done:
                     self._here.call["waits"] = True
                     self._on_callback()
-                if sent:  # with all its threads waiting, gloo could receive nothing
+                if sent:  # with all its threads waiting, gloo could run no collective
                     raise RuntimeError("a callback waits for what it has sent")
             return real(one, *args, **named)
 

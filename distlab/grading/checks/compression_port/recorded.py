@@ -28,8 +28,8 @@ from distlab.runner import RankContext
 
 SHAPES = ((4, 6), (4, 6), (6, 4), (6, 5), (5, 4), (6, 6))  # of the weights
 CALL_ORDER = (0, 2, 1, 4, 3, 5)
-"""In forward. In the first step DDP has one bucket, with the parameters in the order of
-their definition; from the second step on they come in the order of backward."""
+"""In forward. By default DDP has one bucket in the first step, with the parameters in
+the order of their definition; later they come in the order of backward."""
 SIZES = (1, *(rows * columns for rows, columns in SHAPES))  # the first one is the gain
 ALL = sum(SIZES)  # 159 elements
 BUCKET = 40  # DDP closes a bucket of so many elements, or more
