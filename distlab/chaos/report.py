@@ -1,4 +1,4 @@
-"""The results as tables for a terminal and for README.md, and as JSON."""
+"""The results as tables for a terminal and for docs/chaos.md, and as JSON."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def text_of(cell: Cell, found: Cells) -> str:
 
 
 def word_of(cell: Cell, found: Cells) -> str:
-    """What stands in a field of README.md: no times, which depend on the load."""
+    """Return a field of docs/chaos.md; it has no times, which depend on the load."""
     result = found.get(cell.id)
     if result is None or not result.is_good:
         return text_of(cell, found)
@@ -163,7 +163,7 @@ def _names(cells: Sequence[Cell]) -> str:
 def markdown(
     results: Sequence[CellResult], campaign: Campaign, machine: dict[str, Any]
 ) -> str:
-    """The tables of README.md, a table for each mode that was played."""
+    """Return the tables of docs/chaos.md, a table for each mode that was played."""
     found: Cells = by_id(results)
     parts: list[str] = []
     for mode in MODES:

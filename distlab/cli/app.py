@@ -242,6 +242,18 @@ def explain(
 
 
 @verb(panel=MORE)
+def guide(
+    name: Annotated[
+        str, typer.Argument(help="A task, as 1.4, or a unit; else the current task.")
+    ] = "",
+) -> int:
+    """Open the page that explains a task."""
+    from distlab.cli.guide import guide
+
+    return guide(name)
+
+
+@verb(panel=MORE)
 def mcp() -> int:
     """The tutor as a server for an assistant (MCP over standard input and output)."""
     from distlab.cli.mcp import mcp

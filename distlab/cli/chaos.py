@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # they import torch
     from distlab.chaos.plan import Setting
 
 ALL_GOOD, DEFECT = 0, 1
-BEGIN, END = "<!-- distlab chaos --readme -->\n", "<!-- end of chaos -->\n"
+BEGIN, END = "<!-- distlab chaos --docs -->\n", "<!-- end of chaos -->\n"
 MOST_RANKS = 4
 _Only = Annotated[
     str, typer.Option(help="Cells whose id contains this: kill-rank-0@save/restart.")
@@ -37,16 +37,16 @@ def chaos(
     out: Annotated[
         str, typer.Option(help="Where to keep the JSON; what it has is not played.")
     ] = "",
-    readme: Annotated[
-        str, typer.Option(help="Only: put the JSON of this file into README.md.")
+    docs: Annotated[
+        str, typer.Option(help="Only put the JSON of this file into docs/chaos.md.")
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object, nothing else.")
     ] = False,
 ) -> int:
     """Kill, freeze, starve and cut off a real training: does it end as if unbroken?"""
-    if readme:
-        return write_readme(Path(readme))
+    if docs:
+        return write_docs(Path(docs))
     from distlab.chaos.campaign import Player, campaign_of
     from distlab.chaos.kept import Kept
     from distlab.chaos.matrix import cells
@@ -149,8 +149,8 @@ def _write_page(path: Path, *what: Any) -> None:
     path.write_text(page(*what), encoding="utf-8")
 
 
-def write_readme(source: Path) -> int:
-    """Put the tables of a report between the marks of README.md.
+def write_docs(source: Path) -> int:
+    """Put the tables of a report between the marks of docs/chaos.md.
 
     Raises:
         ValueError: the file is no report.
@@ -160,7 +160,7 @@ def write_readme(source: Path) -> int:
     from distlab.curriculum import find_root
 
     data = read_report(source)
-    path = find_root() / "README.md"
+    path = find_root() / "docs" / "chaos.md"
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
     table = markdown(*from_data(data), data["machine"])

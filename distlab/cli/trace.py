@@ -50,10 +50,13 @@ def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, s
     return last_run.keep_timeline(progress, verdict, warn)
 
 
-def open_page(path: Path) -> None:
-    """Open the page in a browser with windows; never one in this terminal."""
+def open_page(path: Path, fragment: str = "") -> None:
+    """Open the page in a browser with windows; never one in this terminal.
+
+    `fragment` is empty, or a `#` and the place on the page.
+    """
     if has_screen():
-        webbrowser.open(path.resolve().as_uri())
+        webbrowser.open(f"{path.resolve().as_uri()}{fragment}")
 
 
 def has_screen() -> bool:

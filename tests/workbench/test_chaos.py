@@ -244,13 +244,13 @@ def test_a_report_is_read_back_and_shown_three_ways() -> None:
 
 def test_the_verb_refuses_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="5 ranks"):
-        chaos(n=5, only="", code="reference", seed=0, html="", out="", readme="")
+        chaos(n=5, only="", code="reference", seed=0, html="", out="", docs="")
     with pytest.raises(ValueError, match=r"mine.*reference"):
-        chaos(n=2, only="", code="yours", seed=0, html="", out="", readme="")
+        chaos(n=2, only="", code="yours", seed=0, html="", out="", docs="")
     path = tmp_path / "no.json"
     path.write_text("{")
     with pytest.raises(ValueError, match=r"no\.json.*JSON"):
-        verb.write_readme(path)
+        verb.write_docs(path)
 
 
 class Counting:
@@ -297,8 +297,8 @@ def test_a_full_disk_leaves_the_earlier_results(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_table_of_readme_has_a_place() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_the_docs_has_a_place() -> None:
+    text = (ROOT / "docs/chaos.md").read_text(encoding="utf-8")
     assert text.count(verb.BEGIN) == text.count(verb.END) == 1
 
 

@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from distlab.cli.check import check, chosen, next_task
+from distlab.cli.guide import guide
 from distlab.cli.reset import reset
 from distlab.cli.status import status
-from distlab.curriculum import Progress, Task, load_curriculum
+from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading.preflight import look_at
 from tests.workbench.course import EXCHANGE, FIRST, Course, pristine
@@ -40,6 +41,27 @@ def test_status_fits_and_counts(here: Course, capsys: Capture) -> None:
     status(all_phases=True)
     said = capsys.readouterr().out
     assert "\n  · 1.17 " in said
+
+
+def test_guide_opens_the_page_of_the_site_or_names_the_text(
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = here.root / "phase1_data_parallel/guide/collectives.md"
+    assert guide("1.4") == 0
+    place = re.search(r"collectives\.md:(\d+)", capsys.readouterr().out)
+    assert place
+    line = page.read_text(encoding="utf-8").splitlines()[int(place[1]) - 1]
+    assert line == "### 1.4 collectives.all_reduce"
+    built = here.root / "site/phase1_data_parallel/guide/collectives.html"
+    built.parent.mkdir(parents=True)
+    built.touch()
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("distlab.cli.trace.has_screen", lambda: True)
+    assert guide("1.4") == guide("collectives") == 0
+    assert opened == [f"{built.as_uri()}#14-collectivesall_reduce", built.as_uri()]
+    with pytest.raises(CurriculumError, match=r"9\.9"):
+        guide("9.9")
 
 
 def test_status_sees_a_function_that_was_emptied(here: Course, capsys: Capture) -> None:

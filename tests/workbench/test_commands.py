@@ -21,7 +21,7 @@ from typer.main import get_command
 from distlab.cli.app import app
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
-from distlab.curriculum.torch_errors import read_torch_errors
+from distlab.curriculum.torch_errors import find_torch_errors, read_torch_errors
 from distlab.grading.written_tests import units_with_tests
 from distlab.sim.net.quantities import num_bytes
 from distlab.sim.net.spec import parse_faults, parse_net
@@ -34,7 +34,7 @@ CURRICULUM = load_curriculum(ROOT)
 TEXTS = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
-    ROOT / "TUTOR.md",
+    *ROOT.glob("docs/*.md"),
     *ROOT.glob("phase*/guidelines.md"),
     *ROOT.glob("phase*/guide/*.md"),
     *ROOT.glob("phase*/hints/*.md"),
@@ -67,6 +67,7 @@ def expect_typeable(command: str) -> None:
     Raises:
         Exception: it cannot be typed like that; of several kinds, as the parts raise.
     """
+    command = re.split(r" (?:2>&1|>|\|) ", command)[0]  # redirected, or into a pipe
     program, *arguments = shlex.split(command)
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
@@ -94,6 +95,8 @@ def _expect_verb(arguments: list[str]) -> None:
     context = typer.Context(group, info_name="distlab")
     name, verb, rest = group.resolve_command(context, arguments)
     assert verb is not None
+    if not rest:  # the verb's name, in a sentence about it
+        return
     given = verb.make_context(name, list(rest), parent=context).params
     _expect_names(str(name), given)
 
@@ -112,7 +115,10 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         errors = {error.name for error in read_torch_errors()}
         names = {*read_misconceptions(), *errors}
         assert (
-            asked in names or find_concept(asked) or (" " in asked and nearest(asked))
+            asked in names
+            or find_concept(asked)
+            or find_torch_errors(asked)
+            or (" " in asked and nearest(asked))
         ), asked
     if verb == "status" and given["route"]:
         CURRICULUM.route(str(given["route"]))

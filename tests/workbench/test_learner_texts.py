@@ -18,8 +18,10 @@ GUIDES = [
     for path in (ROOT / folder / "guidelines.md", *(ROOT / folder).glob("guide/*.md"))
 ]
 
+ROOM = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+
+@pytest.mark.parametrize("path", [*GUIDES, *ROOM], ids=lambda path: path.stem)
 def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
     for link in re.findall(r"!?\[[^\]]*\]\(([^)]+)\)", path.read_text("utf-8")):
         if link.startswith("https://"):
@@ -47,6 +49,22 @@ def test_every_task_has_a_hint_of_each_level_and_a_heading_in_the_guide() -> Non
         folder = ROOT / CURRICULUM.units[task.unit].folder
         page = (folder / "guide" / f"{task.unit}.md").read_text(encoding="utf-8")
         assert f"\n### {task.number} {task.id}\n" in page
+
+
+def test_the_hours_of_the_readme_are_those_of_the_time_tables() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) · .*\| (\d+) \((\d+)\) \|$", readme, re.MULTILINE)
+    assert [int(number) for number, *_ in rows] == [p.number for p in CURRICULUM.phases]
+    for (_, *hours), folder in zip(rows, PHASES, strict=True):
+        guide = (ROOT / folder / "guidelines.md").read_text(encoding="utf-8")
+        minutes = {False: 0, True: 0}
+        tasks = re.findall(
+            r"^\| \d\.\d+ (.*)\| (\d+) \| (\d+) \|$", guide, re.MULTILINE
+        )
+        for what, keyboard, reading in tasks:
+            minutes["(stretch)" in what] += int(keyboard) + int(reading)
+        assert abs(int(hours[0]) - minutes[False] / 60) < 1, folder
+        assert abs(int(hours[1]) - sum(minutes.values()) / 60) < 1, folder
 
 
 def test_every_slug_that_a_guide_names_is_explained() -> None:
