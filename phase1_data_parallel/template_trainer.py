@@ -56,7 +56,8 @@ class Loader(Protocol):
 def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
     """Copy the model of rank `src` into every rank's `model`, in place.
 
-    C1 all ranks have the parameters of rank src   C2 and its buffers
+    C1 Every rank has the parameters of rank src.
+    C2 Every rank has the buffers of rank src, too.
     In torch.distributed: DistributedDataParallel (DDP) does it in its constructor
     Cost: one broadcast per tensor. Check: distlab check 1.5
     """
@@ -70,8 +71,8 @@ def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
     Given: every parameter has a .grad, from equally many samples on every rank.
-    C1 every .grad is the mean over the ranks
-    C2 all ranks make the same calls, in the same order
+    C1 Every .grad is the mean over the ranks.
+    C2 All ranks make the same calls, in the same order.
     In torch.distributed: DDP does it during backward()
     Example: n = 2, gradients 2 and 6 → 4 and 4
     Cost: one all_reduce per parameter. Check: distlab check 1.6
@@ -93,8 +94,9 @@ def train_step(
 
     Given: equal models on all ranks. `inputs` and `targets` are this rank's samples of
     the global batch; all ranks have equally many. `loss_fn` is a mean over samples.
-    C1 the weights become those of the single-process baseline on the global batch
-    C2 returns the mean loss over the global batch as a float, the same on every rank
+    C1 The weights become those that a single process gets from the global batch.
+    C2 It returns the mean loss over the global batch as a float, the same on every
+       rank.
     In torch.distributed: the body of the loop around a DDP model
     Cost: average_gradients, and an all_reduce of one element. Check: distlab check 1.7
     """
@@ -118,9 +120,9 @@ def fit(
     Given: models that may differ, in either mode; they are trained in training mode.
     `train_loader` gives every rank equally many samples of each global batch, at least
     one; batches may differ in size. The first epoch is set_epoch(0).
-    C1 the weights become those of the single-process baseline
-    C2 returns the mean loss over all samples of each epoch, the same on every rank
-    C3 one rank, and no other, calls log: once per epoch, with one line
+    C1 The weights become those of the single-process baseline.
+    C2 It returns the mean loss over all samples of each epoch, the same on every rank.
+    C3 Exactly one rank calls `log`, once per epoch and with one line.
     In torch.distributed: the training loop of any script that uses DDP
     Cost: a step costs what train_step costs. Check: distlab check 1.11
     """
@@ -146,10 +148,11 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
 
     Given: this rank has `num_samples` samples, and `.grad` is the mean over them. A
     rank without samples did not call backward(): its `.grad` is None or an old one.
-    C1 gradient_weight is this rank's fraction of all samples
-    C2 every .grad is the mean over all samples of all ranks
-    C3 a rank without samples, or without some gradient, adds zeros in the same calls.
-    A frozen parameter gets no .grad. A gradient that no rank has: None or zeros
+    C1 gradient_weight is this rank's fraction of all samples.
+    C2 Every .grad is the mean over all samples of all ranks.
+    C3 A rank that lacks samples, or lacks some gradient, adds zeros in the same calls
+       as the others. A frozen parameter gets no .grad. If no rank has a gradient, it
+       may be None or zeros.
     In torch.distributed: nothing; with DDP, scale the loss by n × the weight
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
     Cost: an all_reduce per parameter, and one of one element. Check: distlab check 1.12
@@ -167,9 +170,11 @@ def evaluate(
     Given: `batches` are this rank's (inputs, targets). A rank may have no batch, and a
     batch no sample; at least one rank has a sample. `loss_fn` is a mean over samples.
     The model predicts the class with the highest output; its modules are in one mode.
-    C1 the loss (summed in float64) and the accuracy over all samples, on every rank
-    C2 ranks may have more, fewer or no batches: every rank returns
-    C3 in evaluation mode, without gradients; then the model is back in its old mode
+    C1 Every rank returns the loss and the accuracy over all samples. The loss is summed
+       in float64.
+    C2 Every rank returns, even if some have more batches than others or none at all.
+    C3 The model runs in evaluation mode and without gradients, and is then back in its
+       old mode.
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 correct → accuracy 0.25
     Cost: one all_reduce of three elements. Check: distlab check 1.13
@@ -184,10 +189,12 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
 
     torchrun starts it on one or more nodes and sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT. Batches: global_batches(). You choose which rank takes which samples.
-    C1 every rank ends with the weights of the single-process baseline: make_model(0),
-    SGD, LEARNING_RATE, cross-entropy; each sample goes through one rank's model
-    C2 rank 0, and no other, saves the model's state_dict() to `path` with torch.save
-    C3 the process group is destroyed at the end, and distlab is not imported
+    C1 Every rank ends with the weights of the single-process baseline, which uses
+       make_model(0), SGD, LEARNING_RATE and cross-entropy. Each sample goes through one
+       rank's model.
+    C2 Only rank 0 saves the model's state_dict(), to `path` and with torch.save.
+    C3 The program ends cleanly under a real torchrun: it destroys its process group,
+       and doesn't import distlab.
     In torch.distributed: already plain torch
     Cost: one all_reduce per parameter and step. Check: distlab check 1.16
     """

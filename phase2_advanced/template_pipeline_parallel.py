@@ -40,9 +40,9 @@ from distlab.given.pipeline import Action, Kept, LossFn, ModelChunk, Peer, Sends
 def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
     """Return the actions of `rank` in order: all forwards, then all backwards.
 
-    C1 each microbatch has one forward and one backward, in that order
-    C2 all forwards come before the first backward
-    C3 all ranks together take (m + n - 1)(t_f + t_b)
+    C1 Each microbatch has one forward and then one backward.
+    C2 All forwards come before the first backward.
+    C3 All ranks together take (m + n - 1)(t_f + t_b).
     In torch.distributed: torch.distributed.pipelining.ScheduleGPipe
     Example: m = 2 → F0 F1 B0 B1 on every rank
     Cost: each rank keeps the activations of m microbatches. Check: distlab check 2.10
@@ -65,10 +65,10 @@ def forward_step(
     itself; with one, `inputs` only tells the number of samples. Parameters may be
     frozen or unused, and the output may be non-contiguous.
     Returns x and output, which backward_step needs, and the Work of the send, or None.
-    C1 in backward_step every .grad grows by the microbatch's gradient; the stage before
-    receives the gradient of x
-    C2 both steps run in any order of the microbatches: a send is started, not waited
-    for; messages carry the peer's tag; the module runs once
+    C1 In backward_step, every .grad of the stage grows by the microbatch's gradient,
+       and the stage before receives the gradient of x.
+    C2 Both steps run in any order of the microbatches: each starts its send without
+       waiting for it, its messages carry the peer's tag, and the module runs once.
     In torch.distributed: PipelineStage's forward_one_chunk, backward_one_chunk
     Cost: one message to each neighbor. Check: distlab check 2.11
     """
@@ -105,9 +105,10 @@ def execute(
     the others they tell the number of samples. They may differ in size. `loss_fn`
     averages over its samples. The schedules of all ranks fit together. The last stage
     is on rank n - 1, whatever the number of chunks. Send the loss as float64.
-    C1 every .grad grows by the gradient of the mean loss over ALL samples
-    C2 returns that loss, the same number on every rank. Add up its value, detached:
-    otherwise the sum holds the graphs of all microbatches
+    C1 For any schedule, every .grad grows by the gradient of the mean loss over all
+       samples.
+    C2 It returns that loss, the same number on every rank, and the sum is detached so
+       that it doesn't keep the graphs of all microbatches alive.
     In torch.distributed: torch.distributed.pipelining, PipelineScheduleMulti
     Example: microbatches of 2, 2 and 1 samples → weights 2/5, 2/5, 1/5
     Cost: 2 m messages between two stages, and one number. Check: distlab check 2.12
@@ -124,10 +125,10 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
     holds every send that has not been waited for, that of `action` too. Remove entries.
     execute waits at the end for the sends that are left.
-    C1 a rank waits only for what its next action needs: free waits for a send only when
-    the receiver must have it already, and for each send that it removes
-    C2 after its backward nothing is kept of a microbatch: neither its entry of `kept`,
-    nor the send of its output; all other entries stay
+    C1 A rank waits only for what its next action needs. `free` waits for a send only if
+       the receiver must have it already, and for each send that it removes.
+    C2 Nothing of a microbatch is kept after its backward, neither its entry of `kept`
+       nor the send of its output. All other entries stay.
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
     Cost: no communication. Check: distlab check 2.13
     """
@@ -140,9 +141,10 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
     """Return the actions of `rank` in order: 1F1B, one forward, then one backward.
 
     m may be smaller than n.
-    C1 each microbatch has one forward and one backward, in that order
-    C2 all ranks together take (m + n - 1)(t_f + t_b), as GPipe does
-    C3 never more than n - rank microbatches in flight: forward begun, backward not done
+    C1 Each microbatch has one forward and then one backward.
+    C2 All ranks together take (m + n - 1)(t_f + t_b), as with GPipe.
+    C3 Never more than n - rank microbatches are in flight, with their forward begun and
+       their backward not done.
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
     Cost: keeps the activations of n - rank microbatches. Check: distlab check 2.14
@@ -158,11 +160,12 @@ def interleaved(
     """Return the actions of `rank` in order: interleaved 1F1B with `num_chunks` chunks.
 
     Here t_f and t_b are the times of one chunk: 1/v of the rank's layers.
-    C1 each microbatch has one forward and one backward in each chunk: forward from
-    chunk 0 up, backward from the last chunk down. ValueError unless n divides m
-    C2 all ranks together take (m v + n - 1)(t_f + t_b): 1/v of the bubble
-    C3 at no time are more than (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch
-    and a chunk in flight: forward begun, backward not done
+    C1 Each microbatch has one forward and one backward in each chunk: forward from
+       chunk 0 up, backward from the last chunk down. It is a ValueError if n doesn't
+       divide m.
+    C2 All ranks together take (m v + n - 1)(t_f + t_b), so the bubble shrinks to 1/v.
+    C3 Never more than (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and a
+       chunk are in flight, with their forward begun and their backward not done.
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
     Cost: v times as many messages. Check: distlab check 2.21
@@ -186,9 +189,9 @@ def with_torch(
     frozen or unused parameters; the full batch, whose inputs are valid on rank 0 only
     and targets on the last rank only. num_microbatches divides the batch and is at
     least n. loss_fn returns a mean.
-    C1 the gradients are those of the mean loss of the batch, as in a single process
-    C2 returns that loss, on every rank
-    C3 never more than n - rank microbatches are in flight
+    C1 The gradients are those of the mean loss of the batch, as in a single process.
+    C2 It returns that loss on every rank.
+    C3 Never more than n - rank microbatches are in flight.
     In torch.distributed: already plain torch
     Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
     Cost: as in 2.14, plus small messages about shapes. Check: distlab check 2.26

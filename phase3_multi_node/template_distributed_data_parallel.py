@@ -32,11 +32,12 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group the tensors, whose gradients come from the last to the first, in buckets.
 
-    C1 each tensor is in one bucket, in reverse order; a bucket is complete with its
-    lowest-numbered tensor, and the buckets come in the order in which they are complete
-    C2 a bucket has at most bucket_bytes, unless it is a single tensor; the next tensor
-    would not fit into it
-    C3 all tensors of a bucket have one dtype and one device
+    C1 Each tensor is in one bucket, in reverse order. A bucket is complete with its
+       lowest-numbered tensor, and the buckets come in the order in which they are
+       complete.
+    C2 A bucket has at most bucket_bytes, unless it is a single tensor, and the next
+       tensor would not fit into it.
+    C3 All tensors of a bucket have one dtype and one device.
     In torch.distributed: DistributedDataParallel does this in its constructor
     Example: 8, 8, 40 and 8 bytes, at most 16 → [8], [40], [8, 8], the last one first
     Cost: none. Check: distlab check 3.9
@@ -52,7 +53,7 @@ def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
     Given: `flat` has one dimension, as many elements, the same device and dtype, except
     that it is float32 for float16: the sum of two such gradients may not fit into one.
     A tensor may have any shape, also (), and may be non-contiguous.
-    C4 unpack restores the values of every tensor; flat is filled in place
+    C4 unpack restores, in place, the values that pack has copied into flat.
     """
     # TODO(distributed_data_parallel.buckets)
     # which shape has `flat`, and which shape has a tensor?
@@ -90,7 +91,7 @@ def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
     """Start to sum `bucket.flat` over the ranks, in place, and return at once.
 
     `wait()` of the Work may do a part; when it returns, the sum is in `bucket.flat`.
-    3.10 C3 no rank waits for a message while backward() computes
+    3.10 C3 No rank waits for a message while backward() computes.
     """
     # TODO(distributed_data_parallel.hooks)
     # which argument makes comm.all_reduce non-blocking?
@@ -158,9 +159,9 @@ class DistributedDataParallel(DataParallelModule):
     def mark_ready(self, parameter: Tensor) -> None:
         """Count the gradient; start the all_reduce of every bucket whose turn it is.
 
-        3.10 C1 a bucket's all_reduce starts as soon as its last gradient is ready; a
-                weight with two names has one gradient
-             C2 all ranks start the buckets in the same order, whichever is ready first
+        3.10 C1 A bucket's all_reduce starts as soon as its last gradient is ready. A
+                weight with two names has one gradient.
+             C2 All ranks start the buckets in the same order, whichever is ready first.
         """
         # TODO(distributed_data_parallel.hooks)
         # self.bucket_of[parameter] has one more ready gradient. Which buckets can be
@@ -170,9 +171,10 @@ class DistributedDataParallel(DataParallelModule):
     def finalize_backward(self) -> None:
         """Wait for the buckets, in order; .grad becomes the mean; reset all counters.
 
-        3.11 C1 in each step, when backward() returns, every .grad of self.trainable is
-                the mean over self.active, also if it was None or zeroed in place
-             C2 self.shared_buffers() are then those of the first rank in self.active
+        3.11 C1 In each step, when backward() returns, every .grad of self.trainable is
+                the mean over self.active, even if it was None or zeroed in place.
+             C2 The shared buffers are then those of the first rank in self.active,
+                which is rank 0 unless ranks have left.
         """
         unused_everywhere = self.wait_usage()
         # TODO(distributed_data_parallel.finish)
@@ -185,8 +187,9 @@ class DistributedDataParallel(DataParallelModule):
     def no_sync(self) -> Iterator[None]:
         """Send nothing: backward() in this block only accumulates into .grad.
 
-        3.11 C3 nothing is sent, also behind an inner block; after the outermost one,
-                even if it raised, backward() sends
+        3.11 C3 Under no_sync(), nothing is sent and .grad accumulates, even behind an
+                inner block. The first backward() after the outermost block sends, even
+                if the block raised.
         """
         # TODO(distributed_data_parallel.finish)
         # on_gradient reads self.syncs. What if an error ends the block?
@@ -195,7 +198,7 @@ class DistributedDataParallel(DataParallelModule):
     def find_unused(self, outputs: Any) -> list[Tensor]:
         """The trainable parameters that backward() from these outputs cannot reach.
 
-        3.23 C2 a parameter without a gradient on all ranks keeps .grad = None
+        3.23 C2 A parameter that has no gradient on any rank keeps .grad = None.
         """
         roots = [get_gradient_edge(tensor).node for tensor in tensors_in(outputs)]
         # TODO(distributed_data_parallel.unused)
@@ -207,8 +210,8 @@ class DistributedDataParallel(DataParallelModule):
     def without_gradient(self, parameter: Tensor) -> None:
         """In backward(): `parameter` gets no gradient, but its bucket must be sent.
 
-        3.23 C1 a parameter without a gradient on some ranks counts as zero there; it is
-                then in self.arrived, and counted, as after on_gradient
+        3.23 C1 A parameter that has no gradient on some ranks counts as zero there. It
+                is then in self.arrived and counted, as after on_gradient.
         """
         # TODO(distributed_data_parallel.unused)
         # which values does this rank add to the sum? .grad may hold the gradient of a
@@ -221,8 +224,10 @@ class DistributedDataParallel(DataParallelModule):
         `for _ in ddp.join(): optimizer.step()` after the last batch, on every rank.
         Given: all_reduce_usage() returns usage, work; after work.wait() usage[r] is 1
         if rank r has a batch. finalize_backward() reads both, as self.usage_work.
-        3.23 C3 the mean is over the ranks that have a batch; the others send zeros, no
-                old .grad; join() ends on all ranks together, when no rank has a batch
+        3.23 C3 The mean is over the ranks that have a batch, and the others send zeros,
+                not an old .grad. join() ends on all ranks together, once no rank has a
+                batch.
+
         Raises:
             ValueError: find_unused_parameters is False
         """

@@ -81,8 +81,8 @@ class Rendezvous:
         Called first, for every message. After a restart a process of the generation
         before may still run. It must not change what the new processes share.
 
-        C4 an older generation: RefusedError, and nothing changes; a newer one: it
-           becomes the current one, without members and without values
+        C4 An older generation is refused with RefusedError, and nothing changes. A
+           newer one becomes the current one, without members and without values.
         In torch.distributed: torchrun's PrefixStore for each round of its rendezvous
         Example: in generation 2, `set` of generation 1 is refused
         """
@@ -103,9 +103,10 @@ class Rendezvous:
 
         set and wait reply with any value but None, such as "".
 
-        C1 set, get, add and compare_set store and reply as listed; values are texts,
-           sums are ints
-        C2 get and wait give None until their keys have values; an empty text is a value
+        C1 set, get, add and compare_set store and reply as listed. Values are texts,
+           and sums are ints.
+        C2 get and wait return None until their keys have values. An empty text is a
+           value.
         In torch.distributed: TCPStore.set, get, wait, add, compare_set
         Example: add n 5, add n -2, get n → 5, 3, "3"
         Check: distlab check 3.17
@@ -120,8 +121,8 @@ class Rendezvous:
         Until it is answered, the same message is offered again and again. A process
         that lost the reply also asks again, under the same name.
 
-        C3 n names get the ranks 0 … n - 1, in any order, once all n have joined; a
-           name that asks again gets the same rank; one more name is refused
+        C3 Once all n names have joined, they get the ranks 0 to n - 1, in any order. A
+           name that asks again gets the same rank, and one more name is refused.
         In torch.distributed: torchrun's rendezvous; join_timeout limits the waiting
         Example: n = 2: a → None, a → None, b → 1, a → 0, c → RefusedError
         """
@@ -163,9 +164,16 @@ class Launcher:
     def on(self, event: Event, now_s: float) -> list[Action]:
         """Return what to do about an event; `now_s` never decreases.
 
-        C2 a process that ends with a code other than 0 stops all others, see `stop`;
-           those still alive grace_s after the SIGTERM get SIGKILL, at a Tick
-        C4 Interrupted stops all processes; none is started afterwards
+        C1 Every rank is started once per generation, and generations count from 1. When
+           all have ended with 0, the launcher ends with Finish(0).
+        C2 A process that ends with another code than 0 stops all others. Each that is
+           alive gets SIGTERM, once, and those still alive grace_s later get SIGKILL, at
+           a Tick.
+        C3 After a failure all ranks start again in the next generation, even those that
+           had ended with 0, as long as fewer than max_restarts restarts were made in
+           the last window_s.
+        C4 Otherwise it finishes with the code of the first failure, or 128 + s for
+           signal s. Interrupted stops all processes, and none is started afterwards.
         In torch.distributed: torchrun looks every 0.1 s whether a process has ended
         Check: distlab check 3.18
         """
@@ -177,7 +185,7 @@ class Launcher:
     def start_all(self) -> list[Action]:
         """Begin the next generation: nothing of the one before may act on it.
 
-        C1 one Start per rank; the first generation is 1, the next 2, and so on
+        It starts every rank, with a Start each.
         In torch.distributed: TORCHELASTIC_RESTART_COUNT is the generation minus 1
         """
         # TODO(process_group.launch)
@@ -190,8 +198,9 @@ class Launcher:
         The processes that are stopped end, too, most of them with code -15. Their
         codes say nothing about the cause.
 
-        C2 SIGTERM to each rank that is alive, once for each generation, and a WakeAt
-        C4 exit_code is that of the first failure: the code, or 128 + s for signal s
+        Each rank that is alive gets SIGTERM, once per generation, and a WakeAt asks for
+        the Tick at which SIGKILL is due. self.exit_code is that of the first failure,
+        the code itself or 128 + s for signal s.
         In torch.distributed: torchrun waits 30 s from SIGTERM to SIGKILL
         """
         # TODO(process_group.launch)
@@ -202,11 +211,6 @@ class Launcher:
         """Decide what comes next: all processes have ended.
 
         A rank that fails at once would be restarted forever, so restarts are limited.
-
-        C1 all ended with 0: Finish(0)
-        C3 after a failure all ranks start again, also those that had ended with 0, if
-           fewer than max_restarts restarts were made in the last window_s
-        C4 otherwise Finish with the exit_code of this generation
         In torch.distributed: torchrun --max-restarts, counted over its whole life
         """
         # TODO(process_group.launch)

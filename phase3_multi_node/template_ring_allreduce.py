@@ -35,8 +35,8 @@ from distlab.comm import Comm, Work
 def chunk_bounds(length: int, num_chunks: int) -> list[tuple[int, int]]:
     """Split `length` elements into `num_chunks` chunks: return a (start, end) for each.
 
-    C1 the chunks follow each other from 0 to length: no element is lost or repeated
-    C2 no two sizes differ by more than one
+    C1 The chunks follow each other from 0 to length, so no element is lost or repeated.
+    C2 No two sizes differ by more than one.
     In torch.distributed: torch.tensor_split(tensor, n); not chunk(n), which may return
     fewer than n chunks
     Example: 10 in 4 → (0, 2) (2, 5) (5, 7) (7, 10); any chunks may be the longer ones.
@@ -55,10 +55,10 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
     the same on all ranks. Its n chunks are those of chunk_bounds. Afterwards the other
     chunks may hold anything.
 
-    C1 the chunk with the returned number holds the sum; all ranks return different
-    numbers
-    C2 n - 1 steps; in each, a rank sends one chunk to one neighbor, always the same,
-    while it receives one from the other
+    C1 The chunk with the returned number holds the sum, and each rank returns a
+       different number.
+    C2 It takes n - 1 steps. In each, a rank sends one chunk to one neighbor, always the
+       same, while it receives one from the other.
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
     . 22 and returns 1; rank 0 may own chunk 1 instead
@@ -75,10 +75,12 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     Given: any shape, strides and dtype, any number of elements, including none.
 
-    C1 every rank has the sum, bit for bit the same, in the caller's tensor
-    C2 with average=True the mean; for an integer dtype ValueError, before any message
-    C3 2(n - 1) steps; in each, a rank sends one chunk to one neighbor, always the same,
-    while it receives one from the other
+    C1 Every rank has the sum, bit for bit the same, in the tensor that the caller
+       passed.
+    C2 With average=True it is the mean. An integer dtype is then a ValueError, before
+       any message.
+    C3 It takes 2(n - 1) steps. In each, a rank sends one chunk to one neighbor, always
+       the same, while it receives one from the other.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3
@@ -135,13 +137,13 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
     chunk c are numbered from c · num_segments. There are two receive buffers. The k-th
     isend of a rank meets the k-th irecv of its right neighbor.
 
-    C1 after the plans of all ranks, each segment is the sum on every rank: the values
-    of each rank were added to it exactly once
-    C2 between isend or irecv and its wait, no other operation uses that buffer or
-    segment
-    C3 a rank sends at most 2(n - 1) · num_segments segments
-    C4 while a rank adds a segment, it is receiving the next one that it will add, if
-    there is one, and sending another one: both messages move meanwhile
+    C1 After the plans of all ranks, each segment holds the sum on every rank: the
+       values of each rank were added to it exactly once.
+    C2 Between isend or irecv and its wait, no other operation uses that buffer or
+       segment.
+    C3 A rank sends at most 2(n - 1) · num_segments segments.
+    C4 While a rank adds a segment, two messages are moving: it receives the next
+       segment that it will add, if there is one, and sends another.
     In torch.distributed: nothing; it is inside dist.all_reduce
     Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
     wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0
@@ -161,11 +163,12 @@ def pipelined_all_reduce(
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
-    C1 every rank has the sum, bit for bit the same, in the caller's tensor
-    C2 between isend or irecv and its wait, a tensor is not written; after irecv it is
-    not read either
-    C3 a rank sends no more bytes than with all_reduce
-    C4 while a rank adds, the next segments are in flight to it and from it
+    C1 Every rank has the sum, bit for bit the same, in the tensor that the caller
+       passed.
+    C2 Between isend or irecv and its wait, a tensor is not written, and after irecv it
+       is not read either.
+    C3 A rank sends no more bytes than with all_reduce.
+    C4 While a rank adds, the next segments are in flight to it and from it.
     In torch.distributed: dist.all_reduce
     Cost: a time of about 2(n - 1)/n · β S for large S: the additions overlap with the
     messages. Check: distlab check 3.5

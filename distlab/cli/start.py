@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from distlab.cli.prompt import QuitError, ask, offer_editor, say, title
@@ -225,7 +226,12 @@ class Tour:
         where = "your first task" if task.number == "1.1" else "your next task"
         title(f"5/5  {where}: {task.number} {task.id} · about {task.minutes} min")
         say(f"{task.title}:")
-        say(*(f"  {name}  {text}" for name, text in task.clauses.items()), "")
+        for name, text in task.clauses.items():
+            head = f"  {name}  "
+            say(
+                *textwrap.wrap(text, 80, initial_indent=head, subsequent_indent=" " * 6)
+            )
+        say("")
         say(
             f"Write it here:  {verdict.place}",
             f"What and why:   {shown(guide)}",

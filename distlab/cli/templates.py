@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distlab.cli.screen import show, warn
 from distlab.curriculum import load_curriculum
-from distlab.curriculum.pristine import template_files, write_templates
+from distlab.curriculum.pristine import reworded, template_files, write_templates
 from distlab.paths import shown
 
 
@@ -15,12 +15,18 @@ def templates(*, check_only: bool = False) -> int:
         RegionError: a solution's markers are wrong.
     """
     curriculum = load_curriculum()
+    stale = reworded(curriculum)
+    for path, text in stale.items():
+        if check_only:
+            warn(f"{shown(path)} words a clause of its own: run make templates")
+        else:
+            path.write_text(text, encoding="utf-8")
     files = template_files(curriculum)
     if check_only:
         off = [file for file in files if file.state != "current"]
         for file in off:
             warn(f"{shown(file.path)} is {file.state}: run make templates")
-        return 1 if off else 0
+        return 1 if off or stale else 0
     write_templates(curriculum, files)
     edited = [file for file in files if file.state == "edited"]
     for file in edited:

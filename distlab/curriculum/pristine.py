@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from distlab.curriculum.clauses import fill_docstrings, fill_guide
 from distlab.curriculum.manifest import Curriculum
 from distlab.curriculum.regions import make_template
 
@@ -41,6 +42,23 @@ def template_files(curriculum: Curriculum) -> list[TemplateFile]:
             TemplateFile(path=path, text=text, state=_state(path, text, known))
         )
     return files
+
+
+def reworded(curriculum: Curriculum) -> dict[Path, str]:
+    """The solutions and guide pages whose clauses aren't worded as in the manifest.
+
+    Raises:
+        RegionError: a solution's markers are wrong.
+        CurriculumError: a solution names a clause that its task doesn't have.
+    """
+    found = {}
+    for unit in curriculum.units.values():
+        solution, guide = unit.solution(curriculum.root), unit.guide(curriculum.root)
+        for path, fill in ((solution, fill_docstrings), (guide, fill_guide)):
+            text = path.read_text(encoding="utf-8")
+            if (wanted := fill(text, unit)) != text:
+                found[path] = wanted
+    return found
 
 
 def write_templates(curriculum: Curriculum, files: list[TemplateFile]) -> None:

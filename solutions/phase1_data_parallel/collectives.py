@@ -32,8 +32,8 @@ from distlab.comm import Comm
 def send_recv(comm: Comm, tensor: Tensor) -> None:
     """Copy rank 0's tensor into rank 1's tensor, in place. Other ranks do nothing.
 
-    C1 rank 1's tensor equals rank 0's
-    C2 it takes one message; no other rank sends or receives
+    C1 Rank 1's tensor equals rank 0's.
+    C2 It takes one message, and no other rank sends or receives.
     In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
     Cost: 1 message. Check: distlab check 1.1
     """
@@ -52,8 +52,8 @@ def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
 
     The ranks form a ring: the right neighbor of rank r is r + 1, that of the last is 0.
 
-    C1 incoming equals the left neighbor's outgoing; outgoing is not modified
-    C2 every rank sends exactly one message
+    C1 `incoming` equals the left neighbor's `outgoing`, which is not modified.
+    C2 Every rank sends exactly one message.
     In torch.distributed: dist.batch_isend_irecv; in MPI: MPI_Sendrecv
     Example: n = 3, outgoing 10, 11, 12 → incoming 12, 10, 11
     Cost: n messages, one per rank. Check: distlab check 1.2
@@ -70,7 +70,8 @@ def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
 def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Make every rank's `tensor` equal to that of rank `src`, in place.
 
-    C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
+    C1 Every rank's tensor equals rank src's, whichever rank src is.
+    C2 All ranks together send n - 1 messages.
     In torch.distributed: dist.broadcast(tensor, src)
     Example: n = 3, src = 1, tensors 5, 6, 7 → 6, 6, 6
     Cost: n - 1 messages. Check: distlab check 1.3
@@ -89,7 +90,8 @@ def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
 def all_reduce(comm: Comm, tensor: Tensor) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, in place.
 
-    C1 every rank has the sum, bit for bit the same   C2 in the caller's tensor
+    C1 Every rank has the sum, and the sums are bit for bit the same.
+    C2 The sum is in the tensor that the caller passed.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
     Cost: 2(n - 1) messages if one rank adds all tensors. Check: distlab check 1.4
@@ -134,7 +136,8 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     Given: `input` has n times as many elements as `output`; both have one dimension.
 
-    C2 and C3 as listed in all_gather
+    C2 reduce_scatter gives each rank its own chunk of the sum.
+    C3 `input` is not modified.
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, inputs 1 2 and 10 20 → 11 on rank 0, 22 on rank 1
     Cost: n (n - 1) messages as long as `output`. Check: distlab check 1.14
@@ -155,11 +158,13 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
 def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
-    C1 every rank's tensor equals that of rank src, for any src   C2 n - 1 messages
-    C3 it takes ⌈log2 n⌉ rounds; in a round a rank sends or receives at most one message
+    C1 Every rank's tensor equals rank src's, whichever rank src is.
+    C2 All ranks together send n - 1 messages.
+    C3 It takes ⌈log2 n⌉ rounds. In a round, a rank sends or receives at most one
+       message.
     In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
     Example: n = 4, src = 0: 0 → 1, then 0 → 2 and 1 → 3; or another tree
-    Cost: as C2 and C3 say. Check: distlab check 1.17
+    Cost: n - 1 messages, ⌈log2 n⌉ rounds. Check: distlab check 1.17
     """
     ### BEGIN SOLUTION collectives.tree_broadcast
     #| in every round each rank that has the tensor sends it to a rank that has not
@@ -179,9 +184,11 @@ def all_to_all(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     Given: `input` and `output` have n chunks of one size; both have one dimension.
 
-    C1 chunk p of rank r's output is chunk r of rank p's input; input is not modified
-    C2 every rank sends n - 1 messages of one chunk: its own chunk is copied, not sent
-    C3 it takes n - 1 rounds; in a round each rank sends one message and receives one
+    C1 Chunk p of rank r's `output` is chunk r of rank p's `input`, which is not
+       modified.
+    C2 Every rank sends n - 1 messages of one chunk. It copies its own chunk without a
+       message.
+    C3 It takes n - 1 rounds. In a round, each rank sends one message and receives one.
     In torch.distributed: dist.all_to_all_single(output, input)
     Example: n = 2, inputs 1 2 and 3 4 → 1 3 on rank 0, 2 4 on rank 1
     Cost: n - 1 messages per rank, as long as a chunk. Check: distlab check 1.18

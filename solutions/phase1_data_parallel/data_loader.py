@@ -42,9 +42,9 @@ def shard_indices(
     If num_samples is no multiple of world_size, some samples are repeated (padding) or,
     with `drop_last`, some samples are on no rank (dropping): as few as possible.
 
-    C1 the same number of samples on every rank
-    C2 padding: every sample, repeats spread evenly (the counts of two samples differ by
-       at most one); dropping: no sample twice
+    C1 Every rank has the same number of samples.
+    C2 With padding, every sample is there and repeats are spread evenly: the counts of
+       two samples differ by at most one. With dropping, no sample is there twice.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
     Example: 5 samples, 2 ranks → 0 2 4 and 1 3 0; with drop_last 0 2 and 1 3
     Cost: none. Check: distlab check 1.8
@@ -65,8 +65,9 @@ class DistributedSampler(Sampler[int]):
     All ranks construct it with the same arguments, except `rank`. Without `shuffle` the
     order is 0, 1, 2, … in every epoch. `seed` is any integer: self.seed has 32 bits.
 
-    C1 all ranks shard one shuffle as in 1.8; epoch and seed change the shuffle
-    C2 len() is the number of this rank's samples; no global random state is modified
+    C1 All ranks shard one shuffle as in 1.8, and both the epoch and the seed change it.
+    C2 len() is the number of this rank's samples, and no global random state is
+       modified.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
     Cost: none. Check: distlab check 1.9
     """
@@ -133,14 +134,15 @@ class DistributedDataLoader(EpochLoops):
     reaches the end or another epoch starts: a look at a batch doesn't move it. With
     equally many ranks and data workers, a resumed epoch has the same random numbers.
 
-    1.10 C1 in every step the ranks together have the global batch of a single process;
-            the shard sizes differ by at most one
-         C2 no two data workers draw the same random numbers, on any rank, in any epoch;
-            a second run with the same seed draws the same numbers; another seed
-            changes the numbers of every worker
-    1.15 C1 a loader that loads the state continues with the next sample
-         C2 the state is a snapshot of plain numbers; a state of another run is refused
-         C3 all ranks have the same state, and it fits any number of ranks
+    1.10 C1 In every step, the ranks together have the global batch of a single process,
+            in shards whose sizes differ by at most one.
+         C2 No two data workers draw the same random numbers, on any rank or in any
+            epoch. A second run with the same seed draws the same numbers, and another
+            seed changes those of every worker.
+    1.15 C1 A loader that loads the state continues with the next sample.
+         C2 The state is a snapshot of plain numbers, and the state of another run is
+            refused.
+         C3 All ranks have the same state, and it fits any number of ranks.
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state
     Cost: none. Check: distlab check 1.10, distlab check 1.15

@@ -41,8 +41,8 @@ def accumulate(
     it. Modules may share a parameter. A parameter may be frozen or unused, a scalar or
     a transposed view.
 
-    C1 every sample has the same weight, whatever its rank and its microbatch
-    C2 autograd keeps the activations of at most one microbatch at a time
+    C1 Every sample has the same weight, whatever its rank and its microbatch.
+    C2 Autograd keeps the activations of at most one microbatch at a time.
     In torch.distributed: no function; the training loop divides by a global count
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 2/3 and 10/3
     Cost: one all_reduce of one element. Check: distlab check 2.1
@@ -66,8 +66,8 @@ def sync_once(
     Given: as in 2.1. `.grad` may hold the gradient of an earlier step. A parameter that
     is frozen or unused gets no gradient, on any rank: set its .grad to None or zeros.
 
-    C1 every .grad is the mean over the samples of this step
-    C2 every gradient is sent once, whatever the number of microbatches
+    C1 Every .grad is the mean over the samples of this step.
+    C2 Every gradient is sent once, however many microbatches there are.
     In torch.distributed: all but the last forward and backward under model.no_sync()
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4
     Cost: one all_reduce per parameter, and one of one element. Check: distlab check 2.2
@@ -100,8 +100,8 @@ def clip(
     the gradient: same direction, norm max_norm. Otherwise do not change it. Return the
     norm before clipping as a Python float.
 
-    C1 the weights are those of the single-process baseline, which clips once per step
-    C2 returns the norm before clipping as a float, equal on every rank
+    C1 The weights are those of the single-process baseline, which clips once per step.
+    C2 It returns the norm before clipping as a float, the same on every rank.
     In torch.distributed: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     Example: gradients 3 and 4, max_norm 1 → 0.6 and 0.8; returns 5.0
     Cost: that of sync_once, and no further message. Check: distlab check 2.3
@@ -134,9 +134,9 @@ def with_torch(
     parameter gets a gradient. Send everything else through torch's default process
     group.
 
-    C1 the weights are those of the single-process baseline, which clips once per step
-    C2 every gradient is sent once, whatever the number of microbatches
-    C3 returns the norm before clipping as a float, equal on every rank
+    C1 The weights are those of the single-process baseline, which clips once per step.
+    C2 Every gradient is sent once, however many microbatches there are.
+    C3 It returns the norm before clipping as a float, the same on every rank.
     In torch.distributed: already plain torch
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4, not 3.5 and 3.5
     Cost: each gradient once, and one element. Check: distlab check 2.22

@@ -43,7 +43,7 @@ def master_copy(model: nn.Module) -> list[nn.Parameter]:
 
     The optimizer will update these master weights. Do not modify the model.
 
-    C1 the copies are float32, so that 1,000 tiny updates accumulate
+    C1 The copies are float32, so that 1,000 tiny updates accumulate.
     In torch.distributed: FSDP2 with MixedPrecisionPolicy keeps its shards in float32
     Cost: 4 bytes per weight. Check: distlab check 2.6
     """
@@ -63,7 +63,7 @@ def gradients_to_master(
     without a gradient has none on any rank; then its master gets None or zeros. A
     gradient may be non-contiguous, as its parameter may be.
 
-    C2 the mean is summed in float32; afterwards the model's gradients are None
+    C2 The mean is summed in float32, and the model's gradients are None afterwards.
     In torch.distributed: MixedPrecisionPolicy(reduce_dtype=torch.float32)
     Example: n = 2, bfloat16 gradients 256 and 1 → 128.5; in bfloat16 256 + 1 = 256
     Cost: one all_reduce per parameter, 4 bytes per element. Check: distlab check 2.6
@@ -84,7 +84,8 @@ def gradients_to_master(
 def master_to_model(master: Sequence[nn.Parameter], model: nn.Module) -> None:
     """Copy the master weights, rounded, into the model's trained parameters.
 
-    C3 every parameter of the model keeps its dtype; the master is not modified
+    C3 The model gets the master's values, rounded to its own dtypes, and the master is
+       not modified.
     In torch.distributed: FSDP2 casts its float32 shards before each all_gather
     Cost: no message. Check: distlab check 2.6
     """
@@ -113,14 +114,15 @@ class LossScaler:
     optimizers, as for the two networks of a GAN: unscale_ and step are called for each
     of them, on every rank in the same order, and update once for all.
 
-    C1 the loss is multiplied by the scale; every gradient is divided by it, once,
-       whichever optimizer it belongs to
-    C2 if a gradient of any rank is inf or nan, its optimizer steps on no rank; another
-       optimizer, whose gradients are finite on all ranks, does
-    C3 the scale is the same on every rank: times backoff_factor after a step in which
-       an optimizer was skipped, times growth_factor after growth_interval other steps
-       in a row, also if growth_interval has become smaller meanwhile; after
-       load_state_dict the scaler continues with the same scales
+    C1 The loss is multiplied by the scale, and every gradient is divided by it once,
+       whichever optimizer it belongs to.
+    C2 If a gradient is inf or nan on any rank, its optimizer steps on no rank. Another
+       optimizer, whose gradients are finite on all ranks, does step.
+    C3 The scale is the same on every rank, and follows torch's GradScaler. It is
+       multiplied by backoff_factor after a step in which an optimizer was skipped, and
+       by growth_factor after growth_interval other steps in a row, even if
+       growth_interval has become smaller meanwhile. After load_state_dict, a scaler
+       continues with the same scales.
     Given: LateGradients. It refuses a backward() between unscale_ and step, a second
     step or an update without a step, and has a sharded optimizer (3.13) reduce its
     gradients. Call step and update once per step, after the last microbatch.
@@ -279,10 +281,10 @@ def with_torch(
     torch.amp.GradScaler("cpu") with equal settings on all ranks. With plain tensors a
     GradScaler skips a step only if this rank's gradients contain inf or nan.
 
-    C1 forward computes in bfloat16, the weights stay float32; the step equals the step
-    without a scale
-    C2 if a gradient of any rank is inf or nan, no rank's optimizer steps
-    C3 the scale is the same on every rank: that of one scaler over all gradients
+    C1 The forward pass computes in bfloat16 while the weights stay float32, and the
+       step equals the step without a scale.
+    C2 If a gradient is inf or nan on any rank, no rank's optimizer steps.
+    C3 The scale is the same on every rank: that of one scaler over all gradients.
     In torch.distributed: ShardedGradScaler for FSDP1; GradScaler itself for DTensors
     Example: n = 2, a nan on rank 1 → False on both ranks, and both scales are halved
     Cost: one all_reduce of one element. Check: distlab check 2.24

@@ -32,9 +32,9 @@ def partition(costs: Sequence[float], num_stages: int) -> list[list[int]]:
 
     All stages work on every batch, so the most expensive stage is the bottleneck.
 
-    C1 every layer is in one stage, in the model's order, and no stage is empty
-    C2 the most expensive stage is as cheap as possible
-    C3 fewer layers than stages, or num_stages < 1, is a ValueError
+    C1 Every layer is in one stage, in the model's order, and no stage is empty.
+    C2 The most expensive stage is as cheap as possible.
+    C3 Fewer layers than stages, or num_stages < 1, is a ValueError.
     In torch.distributed: torch.distributed.pipelining leaves the split to you
     Example: costs 1 1 1 5, 2 stages → [0, 1, 2] and [3]
     Cost: no communication. Check: distlab check 2.8
@@ -77,9 +77,11 @@ def train_step(
     read only the number of samples. `example` has the shape and dtype of ONE sample
     that enters this stage; its values mean nothing.
 
-    C1 the weights become those of a single process that trains the full model
-    C2 returns the loss of the batch, the same number on every rank: send it as float64
-    C3 each stage runs once; activations are sent once, and their gradient back once
+    C1 The weights become those of a single process that trains the full model.
+    C2 It returns the loss of the batch, the same number on every rank, which is why you
+       send it as float64.
+    C3 Each stage runs once. Its activations are sent once, and their gradient comes
+       back once.
     In torch.distributed: torch.distributed.pipelining.PipelineStage
     Example: 3 samples, example of shape (5,) → receive into a tensor of shape (3, 5)
     Cost: 2(n - 1) messages, and one number. Check: distlab check 2.9

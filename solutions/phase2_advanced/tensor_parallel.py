@@ -29,10 +29,11 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     """This rank's groups: `tensor` is its row of the mesh, `data` its column.
 
     comm.new_group(ranks) is a collective of `comm`; it returns None to other ranks.
-    C1 coordinates: neighboring ranks share a model replica
-    C2 each rank's two groups, with their ranks in ascending order
-    C3 every rank creates the same groups, each once, in the same order
-    C4 ValueError, nothing sent, unless tensor_size is > 0 and divides the world size
+    C1 The coordinates put neighboring ranks into one model replica.
+    C2 Each rank gets its two groups, with their ranks in ascending order.
+    C3 Every rank creates the same groups, each once, in the same order.
+    C4 It is a ValueError, and nothing is sent, unless tensor_size is above 0 and
+       divides the world size.
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     ### BEGIN SOLUTION tensor_parallel.mesh
@@ -51,9 +52,11 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
 class CopyToRegion(torch.autograd.Function):
     """f: every rank has the same x, and each rank will use it with its shard.
 
-    C1 CopyToRegion: forward returns x; backward returns the sum of all gradients
-    C2 ReduceFromRegion: forward returns the sum of all x; backward the gradient
-    C3 neither x nor the gradient is modified   C4 one all_reduce for a sum, no more
+    C1 CopyToRegion (f) returns x in forward, and the sum of all gradients in backward.
+    C2 ReduceFromRegion (g) returns the sum of all x in forward, and the gradient in
+       backward.
+    C3 Neither x nor the gradient is modified.
+    C4 There is one all_reduce where there is a sum, and no other message.
     In torch.distributed: DTensor, from Replicate to Partial. Check: distlab check 2.16
     """
 
@@ -106,10 +109,11 @@ copy_to_region, reduce_from_region = FULL  # functions of comm and x
 class ColumnParallelLinear(given.ParallelLinear):
     """Rank r computes chunk r of the outputs. `operator` is applied to the input.
 
-    C1 ColumnParallelLinear returns chunk r of the outputs and stores no more weights
-    C2 RowParallelLinear returns all outputs on every rank, with the bias added once
-    C3 the gradients of inputs, weights and biases equal the single-process baseline
-    C4 ValueError if n does not divide the dimension that is sharded
+    C1 ColumnParallelLinear returns chunk r of the outputs, and stores only the weights
+       for it.
+    C2 RowParallelLinear returns all outputs on every rank, with the bias added once.
+    C3 The gradients of inputs, weights and biases equal the single-process baseline.
+    C4 It is a ValueError if n doesn't divide the dimension that is sharded.
     In torch.distributed: ColwiseParallel, RowwiseParallel. Check: distlab check 2.17
     """
 
@@ -159,9 +163,11 @@ class RowParallelLinear(given.ParallelLinear):
 def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
     """Replace the linear layers mlp.up and mlp.down by this rank's shards, in place.
 
-    C1 outputs, gradients and training steps equal the single-process baseline
-    C2 each rank stores 1/n of the weights   C3 one all_reduce forward, one backward
-    C4 attention: ValueError if n does not divide the heads; nothing is sent or replaced
+    C1 Outputs, gradients and training steps equal the single-process baseline.
+    C2 Each rank stores 1/n of the weights.
+    C3 An MLP or an attention needs one all_reduce forward and one backward.
+    C4 An attention whose heads n doesn't divide is a ValueError, and nothing is sent or
+       replaced.
     In torch.distributed: parallelize_module, as in 2.25. Check: distlab check 2.18
     """
     ### BEGIN SOLUTION tensor_parallel.block
@@ -194,9 +200,9 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
     """Return the mean cross-entropy over all tokens, the same on every rank.
 
     `logits` (tokens, V / n): columns from r · V / n on; `targets` (tokens,): below V.
-    C1 the loss equals the single-process baseline, for large logits and for -inf too
-    C2 the gradient of this rank's logits equals the single-process baseline
-    C3 the elements sent grow with the tokens, not with the vocabulary
+    C1 The loss equals the single-process baseline, for large logits and for -inf, too.
+    C2 The gradient of this rank's logits equals the single-process baseline.
+    C3 The elements sent grow with the number of tokens, not with the vocabulary.
     In torch.distributed: loss_parallel(). Check: distlab check 2.19
     """
     ### BEGIN SOLUTION tensor_parallel.vocab_loss
@@ -218,10 +224,12 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
 def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
     """Gather (B, T / n, C) to (B, T, C) on every rank; B may be 0.
 
-    C1 all_gather_tokens, reduce_scatter_tokens: along the tokens, in rank order
-    C2 the backward of each operator is the other's forward
-    C3 after all_reduce_replicated_grads all gradients of a block equal the baseline's
-    C4 per MLP or attention and direction one all_gather and one reduce_scatter
+    C1 all_gather_tokens and reduce_scatter_tokens work along the tokens, in rank order.
+    C2 The backward of each operator is the other's forward.
+    C3 After all_reduce_replicated_grads, all gradients of a block equal the
+       single-process baseline.
+    C4 An MLP or an attention needs one all_gather and one reduce_scatter in each
+       direction.
     In torch.distributed: SequenceParallel(). Check: distlab check 2.20
     """
     ### BEGIN SOLUTION tensor_parallel.sequence
@@ -279,8 +287,9 @@ def with_torch(mesh: Any, block: Any) -> None:
     """Shard a block as in 2.18, in place, with torch alone: there is no comm here.
 
     `mesh` is a one-dimensional torch DeviceMesh, perhaps of a part of all ranks.
-    C1 outputs, gradients and training steps equal the single-process baseline
-    C2 each rank stores 1/n of each of the four weights   C3 as C4 of 2.18
+    C1 Outputs, gradients and training steps equal the single-process baseline.
+    C2 Each rank stores 1/n of each of the four weights.
+    C3 It is a ValueError if n doesn't divide the heads, and nothing is replaced.
     In torch.distributed: already plain torch. Check: distlab check 2.25
     """
     ### BEGIN SOLUTION tensor_parallel.port

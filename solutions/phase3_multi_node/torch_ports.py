@@ -41,10 +41,10 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     large for it becomes inf. A hook replaces all that DDP does with a bucket, the
     division too.
 
-    C1 after accumulate(), every .grad is the mean over the ranks of their sums over
-    the microbatches
-    C2 each gradient is sent once per accumulate(), as `wire`
-    C3 the gradients leave in buckets; no hook and no callback waits for a message
+    C1 After accumulate(), every .grad is the mean over the ranks of their sums over the
+       microbatches.
+    C2 Each gradient is sent once per accumulate(), in the dtype `wire`.
+    C3 The gradients leave in buckets, and no hook or callback waits for a message.
     In torch.distributed: register_comm_hook(state, hook)
     Example: n = 2, gradients 2 and 4 → 3 on both ranks; two bytes each with bfloat16
     Cost: one all_reduce of the gradients, as `wire`. Check: distlab check 3.26
@@ -73,7 +73,7 @@ def accumulate(model: Any, loss_fn: LossFn, microbatches: Microbatches) -> None:
     contribution: do not divide it. There is at least one microbatch, and every .grad
     is None.
 
-    C1 to C3 as above
+    The clauses are those of data_parallel.
     In torch.distributed: with model.no_sync():
     Example: microbatches with gradients 1 and 2 on rank 0, 4 and 5 on rank 1 → 6
     Cost: one all_reduce of the gradients. Check: distlab check 3.26
@@ -102,9 +102,11 @@ def hybrid_shard(
     replica, the next ranks the next one. `compute` is the dtype of forward and
     backward, `reduce` that of the sums over the ranks; the stored weights keep theirs.
 
-    C1 after training steps the weights equal the single-process baseline
-    C2 a rank stores 1/s of the weights, s = n / replicas; each replica is complete
-    C3 all_gather of a layer, reduce_scatter within a replica, all_reduce between them
+    C1 After training steps, the weights equal the single-process baseline.
+    C2 A rank stores 1/s of the weights, where s = n / replicas, and each replica is
+       complete.
+    C3 A layer needs an all_gather, a reduce_scatter within a replica, and an all_reduce
+       between replicas.
     In torch.distributed: init_device_mesh, fully_shard, MixedPrecisionPolicy
     Example: n = 4, replicas = 2: ranks 0 and 1 store one replica, 2 and 3 the other
     Cost: between replicas, 1/s of the gradients. Check: distlab check 3.27
@@ -123,7 +125,7 @@ def hybrid_shard(
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
     """Write weights and optimizer state into `folder`, which all ranks see.
 
-    C4 a model on another number of ranks loads them and continues
+    C4 A model on another number of ranks loads the saved weights and continues.
     In torch.distributed: get_state_dict, torch.distributed.checkpoint.save
     Example: 4 ranks call save, 2 ranks call load with another model and optimizer
     Cost: each element is written once. Check: distlab check 3.27
@@ -139,7 +141,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
     """Set weights and optimizer state to what save() wrote.
 
-    C4 a model on another number of ranks loads them and continues
+    C4 A model on another number of ranks loads the saved weights and continues.
     In torch.distributed: torch.distributed.checkpoint.load, set_state_dict
     Example: the optimizer is new, and has its momentum afterwards
     Cost: each rank reads its own shards. Check: distlab check 3.27
@@ -165,9 +167,9 @@ def meet(
     all generations. `world_size` processes or more call meet(); none knows its rank.
     The next `generation` is called once the process group of the last one is gone.
 
-    C1 world_size processes have the ranks 0 to n - 1, each once
-    C2 a generation begins at rank 0 again; a process too many gets a ValueError
-    C3 the store and the process group wait at most timeout_s
+    C1 world_size processes get the ranks 0 to n - 1, each rank once.
+    C2 A generation begins at rank 0 again, and one process too many gets a ValueError.
+    C3 The store and the process group wait at most timeout_s.
     In torch.distributed: TCPStore, PrefixStore, init_process_group(store=…)
     Example: two processes call meet(…, 2, 1, 60): one becomes rank 0, one rank 1
     Cost: one message, and what gloo needs to connect. Check: distlab check 3.28
@@ -194,7 +196,7 @@ def node_and_rail(ranks_per_node: int) -> tuple[Any, Any]:
     i · ranks_per_node and those after it. A rail has one rank of each node, those with
     the same local rank.
 
-    C4 both groups have the right members, in rising order, and every rank returns
+    C4 Both groups have the right members in ascending order, and every rank returns.
     In torch.distributed: new_group(ranks)
     Example: 4 ranks, 2 per node: rank 2 gets the groups of ranks 2, 3 and of 0, 2
     Cost: no tensor is sent. Check: distlab check 3.28
