@@ -63,7 +63,7 @@ def damage(reports: Sequence[Report]) -> Cause | None:
 
     Given: by_step.
 
-    C1 damage: the first step in which weights or gradients of a rank are wrong
+    C1 NAN: a rank has num_nonfinite above 0. DESYNC: a rank's checksum is not the one
     that most ranks have. Of both, the one that came up earlier; NAN if in the same step
     In torch.distributed: torch.distributed.checkpoint keeps such a step like any other
     Example: step 7: checksums 5 5 9 5, step 8: 6 6 8 6 → DESYNC of rank 2 in step 7
@@ -80,9 +80,9 @@ def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause
     The agent looks at the processes now and then: what it saw first need not have
     happened first. LOST says that another rank is gone: it is never the cause.
 
-    C2 killed, or a data worker is: the cause, not the ranks that lost a peer
+    C2 KILLED: an ENDED whose text is the name of a signal. DATA_WORKER: a RAISED. The
     step is the one after the rank's last report
-    C3 frozen: the rank that all others wait for
+    C3 FROZEN: a rank has LOST, and neither of these happened; it is the rank whose
     newest ENTERED is of an earlier step than that of the others; the step as in C2
     In torch.distributed: Flight Recorder has the newest collective of each rank
     Example: rank 0 LOST, rank 2 ENDED "SIGKILL", rank 0 ENDED "exit code 1" → rank 2
@@ -99,7 +99,7 @@ def straggler(reports: Sequence[Report]) -> Cause | None:
     A rank is late in a step if its own_s is more than LATE times the median of the
     other ranks' own_s.
 
-    C4 slow: late in each of the newest steps; a pause is nothing
+    C4 SLOW: the rank that is late in each of the last PATIENCE steps; the step is the
     first one since which it is late without a break
     Example: late in steps 3 and 9 to 14 of 14 → step 9; late in 11 to 14 → none
     Check: distlab check 4.12
@@ -114,7 +114,7 @@ def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause)
 
     Given: by_step. The restart is from the newest usable checkpoint, or from step 0.
 
-    C5 steps lost: from the newest checkpoint that is neither torn nor damaged
+    C5 usable: SAVED, and not REFUSED; after NAN or DESYNC only one that was saved
     before that step. What needs no restart loses no step
     In torch.distributed: nothing; torchrun restarts the script, which must know
     Example: SAVED 5 10 15, REFUSED 15, all ranks completed 17 → 17 - 10 = 7 steps
@@ -132,7 +132,7 @@ def incident(reports: Sequence[Report], events: Sequence[Event]) -> Incident:
     at least three ranks. Ranks may have any numbers; a run need not begin with step 1.
     No two ranks have the same fault at the same time.
 
-    C1 damage: the first step in which weights or gradients of a rank are wrong
+    C1 … C5 the first of damage, stopped_process, TORN, straggler, NOTHING. TORN is the
     REFUSED checkpoint of the highest step: its rank and step. The action is
     ACTIONS[what]
     Check: distlab check 4.12

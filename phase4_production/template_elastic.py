@@ -48,11 +48,11 @@ def resplit(
     for each world size that this epoch has had: how many steps of its plan each rank
     has completed. That plan is what `resplit` returned then.
 
-    C1 a step has the next samples of those that are left, a global batch of them
+    C1 a step has the next global_batch_size samples of those that are left, in the
     order of the shuffle; only the last step may have fewer, but at least one
-    C2 left is what no rank has completed, at any earlier world size
+    C2 left is what no rank has completed, at any earlier world size. Ranks may have
     completed different numbers of steps
-    C3 the shards of a step differ by at most one sample; none is repeated
+    C3 shards of a step differ by at most one sample, and may be empty: every rank has
     every step. No sample is repeated to make them equal
     In torch.distributed: nothing; DistributedSampler cannot start in mid-epoch
     Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
@@ -131,9 +131,9 @@ class Membership:
         Given: begin_round, which asks all that are unheard. A new member has the
         generation 0. No generation is higher than the current one.
 
-        C1 a round begins when a member joins or is lost, once
+        C1 the Join of a member of this generation begins a round, and that of a new
         one if fewer than max_members train; a refused one or a copy does not
-        C4 ended and stale members are refused; a copy of a message is not
+        C4 Refuse, and nothing changes: a member that has ended; one of an older
         generation, for its state is behind; a new one, if max_members train already.
         In a round a new one is noted, however many have joined. And a member of this
         generation gets no answer to a copy of an older message
@@ -148,7 +148,7 @@ class Membership:
     def lose(self, member: str, ended: bool) -> list[Action]:
         """Note that a member is lost; it may come back, unless its process has ended.
 
-        C1 a round begins when a member joins or is lost, once
+        C1 a lost member of this generation begins a round; another lost one does not
         Example: a, b, c train; Lost(b) → Regroup(a, c). Then Lost(c) → no action
         """
         # TODO(elastic.resize)
@@ -169,7 +169,7 @@ class Membership:
         Given: form, stop, is_majority. could_form and deadline_s are False and inf when
         a round begins.
 
-        C5 between min and max members after grace_s, not later; Stop after timeout_s
+        C5 a Form is possible with min_members and a majority. It comes at once when
         max_members have joined and no member is unheard; otherwise at the first event
         at or after grace_s from when it became possible. After timeout_s in which it
         was impossible: Stop. A WakeAt for each of these times. Look first at what is
@@ -193,7 +193,7 @@ class Membership:
         When the network is divided, two of these objects may live, one on each side.
         Both know this generation, and each hears only the members on its side.
 
-        C6 of two parts of a divided job at most one forms a generation
+        C6 more members of this generation have joined than are unheard; or as many, and
         the lowest rank of both has joined. False if all have ended: the state is lost.
         In the first round True: one object begins a job
         Example: a b c d train; a, b joined, c and d are lost, not ended → True; on the
@@ -206,11 +206,11 @@ class Membership:
     def form(self) -> list[Action]:
         """Begin the next generation, and end the round.
 
-        C2 ranks 0 to n - 1, those of the last generation first; the global batch stays
+        C2 members: the ranks 0 … n - 1; first those of the last generation, then new
         ones in the order of their Joins. Above max_members each gets a Refuse.
         grad_accum_steps: how many microbatches of at most microbatch_size samples the
         largest shard of the global batch needs; the same number for every rank
-        C3 the state of the member of the last generation with the newest step
+        C3 source: the newest step, of the members of the last generation that have
         joined; in the first round, of all
         Example: generation 1 was a b c, b has ended; joined are e with step 9, c with
         6, a with 5 → Form(2, {0: a, 1: c, 2: e}, source c, …)

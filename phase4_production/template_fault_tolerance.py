@@ -38,7 +38,7 @@ def write_file(disk: Disk, name: str, data: bytes) -> None:
 
     Given: name + TEMPORARY, the name while it is written.
 
-    C1 after any crash a file has its old or its new content, in full
+    C1 when it returns, the data and the name are durable; a file that had this name is
     there until then, in full
     Check: distlab check 4.3
     """
@@ -52,7 +52,7 @@ def remove_old(disk: Disk, step: int, keep: int) -> None:
 
     Given: given.manifest_steps(names), given.step_of(name), given.decode_manifest.
 
-    C5 the newest `keep` checkpoints stay, all other files of older steps go
+    C5 the newest `keep` manifests of steps up to `step` stay, with the files that they
     name. One that cannot be decoded is not counted, and goes. Files of later steps, and
     those whose step_of is None, stay
     Example: keep 2, steps 10 20 30 → 20 and 30 stay. Check: distlab check 4.3
@@ -75,13 +75,13 @@ def save(
     Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
     this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
 
-    C2 the manifest names the shards of all ranks, and is written last
+    C2 the manifest has the record of each rank's shard, in the order of ranks. Rank 0
     writes it when the shards of all ranks are durable
-    C3 when save returns on any rank, the checkpoint is complete
-    C4 an error on one rank is an error on every rank
+    C3 when `save` returns on any rank, the checkpoint is complete
+    C4 an error on one rank (its disk is full, a dtype fits no shard) becomes a
     CheckpointError on every rank, which names the rank and the error; no rank waits
     forever
-    C5 the newest `keep` checkpoints stay, all other files of older steps go
+    C5 rank 0 then calls remove_old, also after an error: it makes room. Whether an
     error of remove_old itself is one of save is free
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
@@ -97,11 +97,11 @@ def load(disk: Disk) -> Checkpoint | None:
 
     Given: given.decode_manifest and decode_shard raise ValueError.
 
-    C1 the highest step of which every shard is complete
+    C1 the highest step of which every shard is there, with the size and the SHA-256 of
     its record, and the manifest's step is that of its name; the shards in the order of
     ranks. The disk is only read
-    C2 what was refused, with the file that is missing or damaged and the reason
-    C3 no complete checkpoint is an error, no checkpoint is None
+    C2 refused: for each higher step a line: the missing or damaged file, and why
+    C3 CheckpointError with the lines of refused, if there are manifests, but no
     checkpoint is complete: training must not start from step 0 without a word
     In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
@@ -117,9 +117,9 @@ def full_state(run: Run) -> tuple[State, State]:
     `shared` is the same on every rank, `own` is this rank's. Given: state_dict(), of
     hook.residuals and hook.factors state_dict(run.model); training_state.random_state.
 
-    C1 what is the same on all ranks is shared
+    C1 shared: "parameters" by name, a tied one once; "master" in order; "optimizer";
     each of run.parts by its name; "factors" if the hook has them
-    C2 what differs between ranks is this rank's own
+    C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
     has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
     In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
@@ -135,8 +135,8 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     `run` was made like the one that was saved. A model with other parameters or buffers
     is refused, and not changed: training_state.require_same_model raises ValueError.
 
-    C3 on as many ranks all later steps are bit-equal
-    C4 another number of ranks continues, too
+    C3 as many ranks as before: all later steps are bit-equal to those without a stop
+    C4 another number: a sharded optimizer loads a list of the states of all ranks; each
     rank has rank 0's buffers, the mean of all residuals, and random numbers unlike
     other ranks
     Given: training_state.set_random_state, seed_all; load_state_dict(state), of
@@ -170,10 +170,9 @@ class AsyncSaver:
 
         Collective. Given: self.copies.of(tensors), which uses its memory again.
 
-        C1 the checkpoint has what the tensors held when save was called
-        C2 save returns before the checkpoint is complete, and sends through its own
-           group
-        C3 one save at a time; its error is raised at the next call, once
+        C1 the checkpoint has what they held when this was called
+        C2 it returns before the checkpoint is complete. Messages go through self.comm
+        C3 at most one save is under way: it first waits for the one before, and raises
         that one's error, once; in that case this step is not saved
         In torch.distributed: torch.distributed.checkpoint.async_save
         Cost: a copy of the state. Check: distlab check 4.13

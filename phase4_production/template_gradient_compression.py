@@ -46,7 +46,7 @@ def largest(values: Tensor, ratio: float) -> Tensor:
     Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
     counts as larger than any number, as torch sorts it.
 
-    C1 the indices of the k largest magnitudes, k at least 1
+    C1 k = int(ratio * elements), but at least 1; the sign does not count. Of equal
     magnitudes any may be chosen
     Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
     Check: distlab check 4.10
@@ -74,12 +74,12 @@ class TopK:
         Collective: all ranks call it with buckets of the same size, and wait for them
         in the same order. Two buckets may be in flight at the same time.
 
-        C2 after wait(), bucket.flat is the sum of what the ranks have sent
+        C2 after wait(), bucket.flat is the sum of what the ranks have sent: an element
         that two ranks sent is added, one that no rank sent is zero
-        C3 what a rank did not send is added to its gradient in the next step
+        C3 what a rank did not send is added to its gradient in the next step. Nothing
         is left of an element that it sent, even if that was inf
         C4 a rank sends k indices of 4 bytes and k values, nothing else
-        C5 the hook starts its messages and does not wait
+        C5 the call returns at once: the rank waits in wait() only
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
         """
         # TODO(gradient_compression.top_k)
@@ -103,18 +103,16 @@ class Int8:
         Collective, as TopK. torch.int8 holds -128 … 127, and a sum beyond that wraps
         around without an error. So more than 127 ranks are refused.
 
-        C1 each element is within n scales of the ranks' sum; a bucket of zeros stays
-           zeros
+        C1 each element is within n scales of the ranks' sum, with the scale (largest
         magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
         stays zeros: its scale is 0, and 0 / 0 would be nan. With an inf or nan on any
         rank, the bucket has one on every rank, and the next bucket is right again
-        C2 no int8 overflows, neither a rank's number nor the sum
+        C2 no int8 overflows, neither a rank's number nor the sum, whatever the ranks
         have. In 16 bits largest / scale may round to more than the 127 // n levels
         C3 what rounding has changed is added to the gradient in the next step
         C4 an element takes one byte in an all_reduce, plus one number per bucket, for
-           the scale
         the scale
-        C5 the hook starts its messages and does not wait
+        C5 the call returns at once: the rank waits in wait() only
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
@@ -152,9 +150,9 @@ class PowerSGD:
 
         C1 if the sum of all M has matrix rank R or less, bucket.flat is that sum
         C2 parameters of fewer than two dimensions are summed exactly
-        C3 the residual and Q are kept for the next step
-        C4 a rank sends P, Q and the other elements, nothing else
-        C5 the hook starts its messages and does not wait
+        C3 residual: M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
+        C4 a rank sends P, Q and the other elements, nothing else, in two all_reduces
+        C5 the call returns at once: the rank waits in wait() only
         Cost: 2(n-1)/n · R·(rows + columns) values for a matrix.
         Check: distlab check 4.15
         """

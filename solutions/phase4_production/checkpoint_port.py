@@ -36,7 +36,7 @@ def own_name() -> str:
     Given: DCP stores one tensor per name. A plain tensor with the same name on several
     ranks counts as a copy, and one rank writes it.
 
-    C2 each rank gets its own tensor back; a rank that was not there keeps what it has
+    C2 as below
     Example: rank 3 has another name than rank 0, on any number of ranks
     """
     ### BEGIN SOLUTION checkpoint_port.saver
@@ -115,7 +115,7 @@ def load(
     failed or was killed has left a part of its files, and no `.metadata`: DCP writes
     that last.
 
-    C1 a model on fewer or more ranks loads weights and optimizer and continues
+    C1 to C5 as above
     In torch.distributed: dcp.load, FileSystemReader(…).read_metadata()
     Example: steps 10 and 20 are complete, 30 is not: 20
     Cost: each rank reads its own shards. Check: distlab check 4.17

@@ -55,16 +55,15 @@ def train_step(job: Job, inputs: Tensor, targets: Tensor) -> float:
     samples. job.engine averages over the ranks: it adds their gradients and divides
     by n.
 
-    C1 the weights of one process that has the global batch; the loss is the same on
-       every rank
+    C1 the weights become those of one process that has the global batch, and .grad of
     an earlier step does not matter; the loss is a float, equal on every rank, exact in
     the model's dtype
-    C2 K microbatches in autocast, and each gradient is sent once
+    C2 the batch goes through the engine in K microbatches, whose sizes differ by at
     most one, in job.autocast(); each gradient is sent once: all other forwards, with
     their backward(), are under no_sync()
-    C3 the global batch's gradient is clipped, without the scale
+    C3 the gradient that is clipped is that of the global batch, without the scale; its
     norm is at most job.clip_norm
-    C4 a skipped step moves neither the learning rate nor the average
+    C4 if the scaler skips the step, neither the learning rate nor the average moves
     In torch.distributed: the body of torchvision's train_one_epoch
     Cost: two all_reduces of one element. Check: distlab check 4.11
     """
@@ -109,9 +108,9 @@ def fit(
     may leave the model in evaluation mode. on_step(epoch, loss) returns False to stop:
     then return at once. on_epoch(epoch, …) gets what job.evaluate(model) returned.
 
-    C5 epochs go on where the loader is, each with its own order, in training mode
+    C5 epochs go on where the loader is. Before its first batch each epoch has its own
     order, by set_epoch, and training mode. Each batch goes through job.prepare
-    C6 the averaged weights are evaluated, then the model has its own
+    C6 after each epoch the averaged weights are evaluated; then the model has its own,
     also in on_epoch
     In torch.distributed: the loop over epochs of torchvision's train.py
     Example: restored in epoch 2 of 4 → epochs 2 and 3. Check: distlab check 4.11
@@ -134,7 +133,7 @@ def fit(
 def run_of(job: Job) -> Run:
     """What a checkpoint saves and restores: the input of full_state and restore, 4.5.
 
-    C7 a restored job is bit-equal in all later steps
+    C7 the model, the optimizer and the hook, and as parts "scheduler", "scaler",
     "loader" and "average": all later steps of a restored job are bit-equal
     In torch.distributed: the dict that torchvision's train.py saves, and random numbers
     Check: distlab check 4.11

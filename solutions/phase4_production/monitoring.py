@@ -47,7 +47,7 @@ LATE = 1.5  # times as long as the others: then a rank is late
 def now_s() -> float:
     """The seconds of a clock. Only the difference of two calls has a meaning.
 
-    C1 seconds of a clock that never goes back; those of a part add up
+    C1 the clock goes forward only, also when the machine's time of day is corrected;
     it counts the seconds in which this process waits, too. Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
@@ -68,7 +68,7 @@ class StepTimer:
     def measure(self, part: str) -> Iterator[None]:
         """Add the seconds that the block takes to those of `part`.
 
-        C1 seconds of a clock that never goes back; those of a part add up
+        C1 a part may be measured several times in a step: its seconds add up. If the
         block raises, its seconds may count or not
         Example: data 0.5 s, data 0.25 s → data 0.75 s. Check: distlab check 4.1
         """
@@ -93,8 +93,8 @@ def step_report(records: Sequence[Record]) -> StepReport:
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 the share of each part of each rank's step
-    C3 the loss over the samples of all ranks, and their throughput
+    C2 shares: each part's seconds over the seconds of that rank's step, by rank
+    C3 loss: the mean over the samples of all ranks; nan only if a rank with samples
     has nan, or no rank has samples. samples_per_s: the samples of all ranks over the
     seconds of the slowest rank's step
     In torch.distributed: nothing; torchmetrics has such means. Check: distlab check 4.1
@@ -119,7 +119,7 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
 
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
-    C4 every rank has all records, exactly, from one collective
+    C4 every rank has every record, exactly; one collective call, and its result is read
     in one go: on a GPU each .item() waits for the device
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
@@ -148,7 +148,7 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
     own time is more than LATE times the median of the other ranks' own times. A rank
     that is alone is never late.
 
-    C1 stragglers: the ranks that are late in more than half of the steps
+    C1 the ranks that are late in more than half of the steps. Check: distlab check 4.2
     In torch.distributed: nothing; FlightRecorder shows who came last to a collective
     Example: own times 1, 1, 4 in each of 3 steps → [2]; in 1 of 3 steps → []
     """
@@ -169,7 +169,7 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
 def desynchronized(records: Sequence[Record]) -> list[int]:
     """The ranks whose weights differ from those of the others, in ascending order.
 
-    C2 desynchronized: the ranks whose checksum is not the majority's
+    C2 the ranks whose checksum is not the one that more than half of the ranks have;
     all ranks if there is no such checksum
     Example: checksums 7, 5, 7 → [1]; checksums 7, 5 → [0, 1]
     Check: distlab check 4.2
@@ -187,7 +187,7 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
     """The ranks in whose own gradients an inf or nan came up first, ascending.
 
-    C3 nan_origin: the ranks in whose own gradients it came up first
+    C3 the ranks with num_nonfinite above 0 in the first step in which a rank has that;
     [] if there is no such step
     Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
     Check: distlab check 4.2
@@ -205,7 +205,7 @@ def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
 def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
     """How many elements are inf, -inf or nan; a gradient may be None.
 
-    C4 counted before the all_reduce, which is measured as communication
+    C4 every such element counts, for any shape and strides. Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
     #| nan == nan is False. how many times is the result read from the device?
@@ -217,7 +217,7 @@ def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
 def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) -> int:
     """Collective: average the gradients over the ranks, in place.
 
-    C4 counted before the all_reduce, which is measured as communication
+    C4 returns count_nonfinite of this rank's own gradients; the seconds of the
     collectives, until they end, count as "communication". Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
@@ -240,7 +240,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
     Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
     there may be none.
 
-    C1 merge: the same time, as spans that do not overlap
+    C1 each moment that lies in a span lies in one span of the result, and no other does
     Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9). Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
@@ -258,7 +258,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """The µs in which the rank communicates and does not compute. Given: merge.
 
-    C2 exposed_us: communication without compute, each moment once
+    C2 time that several spans share counts once. Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
     """
@@ -273,7 +273,7 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
     """Why the communication of a backward() is exposed. Both lists take more than 0 µs.
 
-    C3 explain_exposed: hidden, partial, late or blocking
+    C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
     compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
     overlap: "late", if at most 20 % of the merged compute lies after the earliest start
     of a communication (of a span that straddles it, the part after it); else "blocking"

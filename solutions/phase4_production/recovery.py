@@ -57,7 +57,7 @@ def usual_step_s(reports: Sequence[Report]) -> float:
     A duration: two steps that follow each other in `steps`, the difference of their
     times over the difference of their numbers. All ranks' durations count together.
 
-    C1 usual_step_s: the median of the run's own steps, and its jitter
+    C1 the median, plus the median of the durations' distances from it; inf if there
     are fewer than LEAST durations
     Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
     Check: distlab check 4.6
@@ -85,10 +85,10 @@ def detect(
     limit is patience * usual_step_s(reports). A heartbeat comes from another thread: it
     goes on while the trainer hangs.
 
-    C2 dead: the ranks whose process has ended
-    C3 frozen: idle beyond the limit, and no reason for it
+    C2 dead: its process has ended. Such a rank is not in another list
+    C3 frozen: idle for longer than the limit, and in COMPUTE; or idle for longer than
     the limit in WAIT or SAVE, and without a heartbeat for longer than the limit, too
-    C4 slow: late within the limit; what may take long is in no list
+    C4 slow: in COMPUTE, idle for longer than SLOW * usual_step_s, and not frozen. A
     process that has completed no step yet is neither slow nor frozen
     In torch.distributed: torchrun sees ends, a process group's timeout all the rest
     Example: usual 1 s; ranks 0 and 2 WAIT since 5 s, rank 1 COMPUTE since 4 s: at
@@ -155,8 +155,8 @@ class Supervisor:
         changes nothing; nor does a Frozen or Completed of an older generation, or the
         Ready of a process that has a rank.
 
-        C3 a frozen process gets SIGKILL; late events change nothing
-        C5 a crash loop ends with the first failure's code; SIGTERM, then SIGKILL
+        C3 Frozen: SIGKILL to the process; its Ended follows
+        C5 Interrupted stops with 128 + signal. While it stops, only Ended and Tick
         count; at a Tick from kill_at_s on, those still alive get SIGKILL
         Check: distlab check 4.7
         """
@@ -188,8 +188,7 @@ class Supervisor:
     def start(self, num: int) -> list[Action]:
         """Start this many processes. Their numbers are new.
 
-        C1 n + num_standbys processes start, n of them form a group; all done: exit code
-           0
+        C1 at Begin: world_size + num_standbys
         """
         ### BEGIN SOLUTION recovery.supervise
         #| which numbers has no process had?
@@ -204,10 +203,8 @@ class Supervisor:
 
         A group is needed before the first one, and once a member has failed.
 
-        C1 n + num_standbys processes start, n of them form a group; all done: exit code
-           0
-        C2 survivors keep their ranks, a standby takes an empty one, in the next
-           generation
+        C1 the first generation is 1, of any processes that are ready
+        C2 members that are alive keep their processes and ranks; processes that are
         ready take the other ranks; the generation grows by 1
         Example: n = 3, rank 1 ended, process 3 is ready → Form(2, {0: 0, 1: 3, 2: 2})
         """
@@ -231,12 +228,10 @@ class Supervisor:
         process. One that ends with another code is a failure: the group is not whole
         any more, and until it is again, no end is a further failure.
 
-        C1 n + num_standbys processes start, n of them form a group; all done: exit code
-           0
+        C1 all members done: stop with 0. As long as some are done and none has failed,
         no process is started
-        C2 survivors keep their ranks, a standby takes an empty one, in the next
-           generation
-        C5 a crash loop ends with the first failure's code; SIGTERM, then SIGKILL
+        C2 otherwise processes are replaced, and a group is formed if it is needed
+        C5 the max_failures-th failure without a new step between stops with exit_code.
         A step is new if its number is higher than any before. exit_code is the first
         other than 0 after the newest step: of a failure, or of any process that ends
         while the group is not whole. Check: distlab check 4.7
@@ -266,7 +261,7 @@ class Supervisor:
     def replace(self, now_s: float) -> list[Action]:
         """Start processes until n + num_standbys are alive, or the limit is reached.
 
-        C4 at most max_restarts processes within window_s; too few: it stops
+        C4 each process that is started here is a restart; at most max_restarts lie in
         the last window_s. If fewer than n processes would be alive, none is started:
         stop with exit_code, or with 1 if that is 0
         In torch.distributed: torchrun --max-restarts, over its whole life
@@ -286,7 +281,7 @@ class Supervisor:
     def stop(self, code: int, now_s: float) -> list[Action]:
         """End all processes, then finish with this code; the first reason counts.
 
-        C5 a crash loop ends with the first failure's code; SIGTERM, then SIGKILL
+        C5 SIGTERM to each that is alive, and a WakeAt grace_s later; Finish once all
         have ended, at once if none is alive. Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise

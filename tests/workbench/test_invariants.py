@@ -24,7 +24,10 @@ from distlab.curriculum import (
     load_curriculum,
     make_template,
 )
+from distlab.curriculum.clauses import fill_docstrings, fill_guide
+from distlab.curriculum.manifest import CurriculumError
 from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.curriculum.pristine import reworded
 from distlab.curriculum.regions import find_regions, functions_of
 from distlab.curriculum.units import UnitSource
 from distlab.grading import TaskVerdict
@@ -219,7 +222,7 @@ def test_every_clause_is_checked_and_stands_in_the_docstring(task: Task) -> None
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
     )
     for clause in task.clauses:
-        assert re.search(rf"\b{clause} \w", docstring), clause
+        assert re.search(rf"\b{clause} \S", docstring), clause
     named = rf"distlab check (\d+\.\d+, )*{re.escape(task.number)}\b"
     assert re.search(named, docstring)
 
@@ -255,3 +258,21 @@ def test_the_manifest_is_toml_that_any_reader_can_use() -> None:
     data = tomllib.loads((ROOT / "curriculum.toml").read_text(encoding="utf-8"))
     numbers = [phase["number"] for phase in data["phase"]]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_docstrings_and_guides_word_each_clause_as_the_manifest_does() -> None:
+    assert reworded(CURRICULUM) == {}
+
+
+def test_a_clause_is_worded_anew_in_a_docstring_and_in_a_guide() -> None:
+    unit = CURRICULUM.units["collectives"]
+    wording = unit.tasks[0].clauses["C1"]
+    source = solution_of("collectives")
+    assert wording in source
+    other = source.replace(wording, "Another\n       wording of it.", 1)
+    assert fill_docstrings(other, unit) == source
+    unknown = source.replace("C1 ", "C9 ", 1)
+    with pytest.raises(CurriculumError, match="C9"):
+        fill_docstrings(unknown, unit)
+    page = unit.guide(ROOT).read_text()
+    assert fill_guide(page.replace(wording, "another wording"), unit) == page
