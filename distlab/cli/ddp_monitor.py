@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import command, warn
+from distlab.monitor.sinks import announced, expect_known, open_sinks
 
 if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for it
     from distlab.monitor import Monitor, Sink, Work
@@ -16,10 +17,8 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
     from distlab.training.ddp_data import Origin
     from distlab.training.ddp_rank import Monitored
 
-_SINKS = "tensorboard, prometheus or prometheus:PORT"
 _HANG_AFTER_S = 600.0  # as long as NCCL's communication calls wait by default
 _LOG_EVERY = 10
-_PORT = 9400  # Prometheus's own is 9090, and node exporters begin at 9100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +58,7 @@ class MonitorOrder:
             raise ValueError(
                 f"--hang-after {self.hang_after_s:g}: choose a number of seconds"
             )
-        for sink in self.also:
-            _port(sink) if sink.startswith("prometheus") else _known(sink)
+        expect_known(self.also)
 
 
 class Monitoring:
@@ -124,41 +122,15 @@ class Monitoring:
 
 
 def _open(order: MonitorOrder, config: DdpConfig) -> list[Sink]:
-    from distlab.monitor.jsonl import JsonLines
-
     assert order.folder is not None
-    # The ports first: they may be refused, and then no folder is left behind.
-    sinks: list[Sink] = []
-    try:
-        sinks += [_sink(name, order.folder) for name in order.also]
-        run = {"tool": "distlab ddp", **asdict(config)}
-        return [JsonLines(order.folder, run), *sinks]
-    except BaseException:
-        for sink in sinks:
-            sink.close()
-        raise
-
-
-def _sink(name: str, folder: Path) -> Sink:
-    if name.startswith("prometheus"):
-        from distlab.monitor.prometheus import Prometheus
-
-        return Prometheus(_port(name))
-    from distlab.monitor.tensorboard import TensorBoard
-
-    return TensorBoard(folder / "tensorboard")
+    run = {"tool": "distlab ddp", **asdict(config)}
+    return open_sinks(order.folder, run, order.also)
 
 
 def _announced(order: MonitorOrder, sinks: Sequence[Sink]) -> list[str]:
-    from distlab.monitor.prometheus import Prometheus
-
+    assert order.folder is not None
     lines = [f"  monitor   {order.folder}: {command(f'top {order.folder}')} shows it"]
-    for sink in sinks:
-        if isinstance(sink, Prometheus):
-            lines.append(f"            http://127.0.0.1:{sink.port}/metrics")
-        elif sink.name == "TensorBoard":
-            lines.append(f"            tensorboard --logdir {order.folder}/tensorboard")
-    return lines
+    return lines + [f"{'':12}{line}" for line in announced(order.folder, sinks)]
 
 
 def _work(config: DdpConfig, origin: Origin) -> Work:
@@ -175,18 +147,3 @@ def _work(config: DdpConfig, origin: Origin) -> Work:
         flops_per_sample=flops_per_sample(make_model(config), inputs),
         peak_flops=peak_flops(device) * devices,
     )
-
-
-def _known(sink: str) -> None:
-    if sink != "tensorboard":
-        raise ValueError(f"--also {sink}: there are {_SINKS}")
-
-
-def _port(sink: str) -> int:
-    name, colon, port = sink.partition(":")
-    if name != "prometheus" or (colon and not port.isdecimal()) or len(port) > 5:
-        raise ValueError(f"--also {sink}: there are {_SINKS}")
-    number = int(port) if colon else _PORT
-    if number > 65535:
-        raise ValueError(f"--also {sink}: a port is at most 65535")
-    return number

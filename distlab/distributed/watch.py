@@ -7,113 +7,174 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distlab.comm import ByteMeter
-from distlab.distributed.parts import running, unit
-from distlab.given.monitoring import Record
-from distlab.given.trainer import Job
-from distlab.monitor.jsonl import JsonLines
+from distlab.comm import ByteMeter, Comm
+from distlab.given.checkpoint import exchange
+from distlab.given.trainer import Job, Metrics, NoScaler
+from distlab.monitor import Monitor, Sink, StepRecord
+from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler
+from distlab.monitor.sinks import announced, expect_known, num_restarts, open_sinks
+from distlab.monitor.view import duration
 from distlab.recipe.options import Options
 
 
+def say(comm: Comm, line: str) -> None:
+    """Print a line, on rank 0 only."""
+    if comm.rank == 0:
+        print(line, flush=True)
+
+
+def introduce(options: Options, job: Job) -> None:
+    """Print what is about to be trained: model, images, ranks and engine."""
+    loader: Any = job.loader
+    num_parameters = sum(one.numel() for one in job.model.parameters())
+    device = job.comm.device.type
+    backend = options.backend or ("nccl" if device == "cuda" else "gloo")
+    num_ranks = job.comm.world_size
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    say(
+        job.comm,
+        f"model {options.model}, {num_parameters:,} parameters; data {options.data}, "
+        f"{loader.loader.num_samples:,} images, {loader.num_full} steps an epoch",
+    )
+    say(
+        job.comm,
+        f"{ranks} on {device}, engine {options.engine} over {backend}, "
+        f"{options.precision}, {options.global_batch_size} images a step",
+    )
+
+
 class Watch:
-    """Sees each step end; a record every `log_every` steps, with the unit of 4.1.
+    """Sees each step end: a line and a record for every `log_every` steps.
 
     `step` is where the training begins. The records of a run that goes on from its
     checkpoints go on as well: those of later steps, which come again, are left out.
 
     Raises:
         ValueError: the folder of the records has those of another run.
+        ModuleNotFoundError: a place for the records needs a library.
+        OSError: the folder can't be written, or a port is taken.
     """
 
     def __init__(self, options: Options, job: Job, step: int) -> None:
-        self.comm, self.every = job.comm, options.log_every
-        self.is_first = job.comm.rank == 0
-        self.sink: JsonLines | None = None
-        if options.records and self.is_first:
-            settings = {"world_size": self.comm.world_size, **vars(options)}
-            goes_on = {"checkpoint": options.checkpoint} if options.checkpoint else None
-            self.sink = JsonLines(
-                Path(options.records), settings, same=goes_on, after=step
-            )
-        self.records = bool(options.records)
-        self.timed = job.loader = TimedLoader(job.loader)
+        self.options, self.job, self.comm = options, job, job.comm
+        loader: Any = job.loader
+        self.first = self.step = step
+        self.last = options.epochs * int(loader.num_full)
+        if options.max_steps:
+            self.last = min(self.last, options.max_steps)
+        self.monitor: Monitor | None = None
+        self.meter: StepMeter | None = None
+        self.loader: MeteredLoader | None = None
+        also = [one.strip() for one in options.also.split(",") if one.strip()]
+        expect_known(also)  # on all ranks: none waits for one that has refused
+        if options.records:
+            if job.comm.rank == 0:
+                self.monitor = self._open(Path(options.records), also)
+            self.meter = self._meter()
+            self.loader = job.loader = MeteredLoader(job.loader, self.meter)
         self.profiler: StepProfiler | None = None
         if options.profile:
             folder = Path(options.profile)
             folder.mkdir(parents=True, exist_ok=True)
             self.profiler = StepProfiler(folder, self.comm.rank, self.comm.device)
-        self._begin()
+        self.began_s = self.said_s = time.perf_counter()
+        self.said = step  # the step of the newest line
+        self.rate = self._rate()  # of the step that comes now
 
-    def _begin(self) -> None:
-        self.started_s, self.num_steps = time.perf_counter(), 0
-        self.timed.wait_s, self.timed.num_samples = 0.0, 0
-        self.communicated_s = self._in_calls_s()
+    def _open(self, folder: Path, also: list[str]) -> Monitor:
+        options, size = self.options, self.comm.world_size
+        run = {"tool": "imagenet_trainer", "world_size": size, **vars(options)}
+        same: dict[str, Any] | None = None
+        if options.checkpoint:
+            same = {"checkpoint": options.checkpoint}
+        elif num_restarts():
+            same = {"world_size": size}  # the folder is of its first start
+        run["dataset"] = options.data
+        sinks: list[Sink] = open_sinks(folder, run, also, same=same, after=self.step)
+        for line in announced(folder, sinks):
+            say(self.comm, f"figures: {line}")
+        return Monitor(size, sinks)
 
-    def _in_calls_s(self) -> float:
+    def _meter(self) -> StepMeter:
         comm: Any = self.comm
-        return float(comm.traffic.in_calls_s) if isinstance(comm, ByteMeter) else 0.0
+        is_metered = isinstance(comm, ByteMeter)
+        meter = StepMeter(
+            comm.rank,
+            self._gather,
+            log_every_n_steps=self.options.log_every,
+            in_communication_s=lambda: comm.traffic.in_calls_s if is_metered else 0.0,
+            optimizer=self.job.optimizer,
+            device=comm.device,
+        )
+        meter.step, meter.epoch = self.step, int(self.job.loader.epoch)
+        if is_metered:
+            comm.traffic.before_call = meter.before_call
+        return meter
+
+    def _gather(self, record: StepRecord) -> None:
+        """Give the monitor the records of all ranks; collective."""
+        own = dict(vars(record))
+        if not isinstance(self.job.scaler, NoScaler):
+            own["nonfinite_step"] = None  # a loss scaler tries until nothing overflows
+        for row in exchange(self.comm, own):
+            if self.monitor:
+                self.monitor.hear(StepRecord(**row))
+
+    def _rate(self) -> float:
+        return float(self.job.optimizer.param_groups[0]["lr"])
 
     def end_step(self, step: int, epoch: int, loss: float) -> None:
         """A step is done; collective where records are kept."""
-        self.num_steps += 1
+        rate, self.rate, self.step = self.rate, self._rate(), step
         if self.profiler:
             self.profiler.end_step()
-        if step % self.every:
+        if self.meter and self.loader:
+            self.meter.end_step(loss, samples=self.loader.num_newest)
+        if step % self.options.log_every and step != self.last:
             return
-        seconds = time.perf_counter() - self.started_s
-        figures = {"loss": loss, "step_s": seconds / self.num_steps}
-        if self.records:
-            figures |= self._of_all_ranks(seconds, loss)
-        if self.sink:
-            self.sink.figures(step, {"epoch": epoch, **figures})
+        now_s = time.perf_counter()
+        step_s = (now_s - self.said_s) / (step - self.said)
+        left_s = (now_s - self.began_s) / (step - self.first) * (self.last - step)
+        options = self.options
         self.say(
-            f"step {step}  loss {loss:.4f}  {1000 * figures['step_s']:.0f} ms a step"
+            f"step {step}/{self.last}  epoch {epoch + 1}/{options.epochs}  "
+            f"loss {loss:.4f}  {options.global_batch_size / step_s:,.0f} images/s  "
+            f"{1000 * step_s:.0f} ms a step  lr {rate:.4g}  ETA {duration(left_s)}"
         )
-        self._begin()
+        self.said, self.said_s = step, now_s
 
-    def _of_all_ranks(self, seconds: float, loss: float) -> dict[str, float]:
-        data_s = min(seconds, self.timed.wait_s)
-        communication_s = min(
-            seconds - data_s, self._in_calls_s() - self.communicated_s
+    def end_epoch(self, epoch: int, metrics: Metrics) -> None:
+        """An epoch is done, and its evaluation."""
+        self.say(
+            f"epoch {epoch + 1}/{self.options.epochs}  "
+            f"accuracy {metrics.accuracy:.4f}  loss {metrics.loss:.4f}"
         )
-        record = Record(
-            rank=self.comm.rank,
-            data_s=data_s,
-            compute_s=seconds - data_s - communication_s,
-            communication_s=communication_s,
-            loss=loss,
-            num_samples=self.timed.num_samples,
-        )
-        monitoring = unit("monitoring")
-        with running():
-            records = monitoring.gather_records(self.comm, record)
-            report = monitoring.step_report(records)
-        shares = report.shares.values()
-        return {
-            "samples_per_s": report.samples_per_s,
-            "data_share": max(share.data for share in shares),
-            "communication_share": max(share.communication for share in shares),
-        }
+        if self.monitor:
+            figures = {"validation_loss": metrics.loss}
+            figures["validation_accuracy"] = metrics.accuracy
+            self.monitor.figures(self.step, figures)
 
     def say(self, line: str) -> None:
         """Print it, on rank 0."""
-        if self.is_first:
-            print(line, flush=True)
+        say(self.comm, line)
 
     def close(self) -> None:
-        """The training is over."""
+        """The training is over; collective where records are kept."""
         if self.profiler:
             self.profiler.close()
-        if self.sink:
-            self.sink.close()
+        if self.meter:
+            self.meter.end_epoch()  # of which a limit of steps may have left some
+        if self.monitor:
+            self.monitor.close()
 
 
-class TimedLoader:
-    """A loader that notes how long it was waited for, and how many samples it gave."""
+class MeteredLoader:
+    """A loader whose epochs and waits a meter sees."""
 
-    def __init__(self, loader: Any) -> None:
-        self.loader, self.wait_s, self.num_samples = loader, 0.0, 0
+    def __init__(self, loader: Any, meter: StepMeter) -> None:
+        self.loader, self.meter = loader, meter
+        self.num_newest = 0  # samples of the newest batch
 
     @property
     def epoch(self) -> int:
@@ -126,14 +187,15 @@ class TimedLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """See Loader."""
+        self.meter.begin_epoch()
         batches = iter(self.loader)
         while True:
-            asked_s = time.perf_counter()
-            batch = next(batches, None)
-            self.wait_s += time.perf_counter() - asked_s
+            with self.meter.waiting_for_data():
+                batch = next(batches, None)
             if batch is None:
+                self.meter.end_epoch()
                 return
-            self.num_samples += len(batch[0])
+            self.num_newest = len(batch[0])
             yield batch
 
     def state_dict(self) -> Any:

@@ -1,13 +1,17 @@
 """A `/metrics` page for Prometheus, served by the run itself, with prometheus-client.
 
-Names follow Prometheus's rules: base units, one prefix. A gauge without a label is of
-the whole run; `distlab_rank_…` have a label `rank`. `grafana.json` beside this file is
-a dashboard of them.
+Names follow Prometheus's rules: base units, one prefix. All have the label `job`, so
+set honor_labels: true in Prometheus's scrape_config, or it renames it to exported_job.
+`distlab_rank_…` have a label `rank`, too; the others are of the whole run.
+`grafana.json` beside this file is a dashboard of them.
+
+Source: prometheus.io/docs/prometheus/latest/configuration/configuration, scrape_config.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from distlab.monitor.extras import needed
@@ -30,8 +34,16 @@ OF_RUN = {
     "mfu": ("mfu_ratio", "Model FLOPs utilization"),
     "validation_loss": ("validation_loss", "Loss on held-out samples"),
     "validation_accuracy": ("validation_accuracy_ratio", "Accuracy on held-out ones"),
+    "epoch": ("epoch", "Epoch of the newest step, counted from 1"),
+    "world_size": ("world_size", "Ranks of the run"),
 }
 """Figure → name after the prefix, and help text."""
+
+COUNTERS = {
+    "steps": "Steps that this process has heard of",
+    "restarts": "Restarts of all ranks by their launcher",
+}
+"""Name after the prefix, to which Prometheus adds _total, and help text."""
 
 PREFIX = "distlab_"
 
@@ -39,29 +51,43 @@ PREFIX = "distlab_"
 class Prometheus:
     """Serves the newest figures on `http://{address}:{port}/metrics`.
 
-    Port 0 means any free one; `port` says which it became.
+    Port 0 means any free one; `port` says which it became. `run` may have "job",
+    "world_size" and "restarts".
 
     Raises:
         ModuleNotFoundError: prometheus-client is not installed.
         OSError: the port is in use, or not ours to use.
     """
 
-    def __init__(self, port: int, *, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        address: str = "127.0.0.1",
+        run: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         client = needed("prometheus_client", "the Prometheus endpoint")
         self.name = f"the Prometheus endpoint on port {port}"
         self._client, self._registry = client, client.CollectorRegistry()
+        self._job = str(run.get("job", "run"))
         self._gauges: dict[str, Any] = {}
-        self._step = self._gauge("step", "Steps that all ranks have done")
+        self._counters = {name: self._counter(name) for name in COUNTERS}
+        self._num_restarts = 0
+        self._count_restarts(int(run.get("restarts", 0)))
+        if "world_size" in run:
+            self._set_figure("world_size", run["world_size"])
         try:
             self._server, self._thread = client.start_http_server(
                 port, addr=address, registry=self._registry
             )
         except OSError as error:
             raise OSError(f"port {port} on {address}: {error.strerror}") from error
-        self.port: int = self._server.server_port
+        self.address, self.port = address, int(self._server.server_port)
 
     def record(self, record: StepRecord) -> None:
-        """Set the gauges of one rank."""
+        """Set the gauges of one rank; the steps of rank 0 are those of the run."""
+        if record.rank == 0:
+            self._counters["steps"].inc(record.num_steps)
         figures = {
             "rank_step": (record.step, "Steps that this rank has done"),
             "rank_loss": (record.loss, "Mean training loss of this rank's samples"),
@@ -81,15 +107,17 @@ class Prometheus:
         }
         for name, (value, text) in figures.items():
             if value is not None:
-                gauge = self._gauge(name, text, labels=("rank",))
-                gauge.labels(rank=str(record.rank)).set(value)
+                gauge = self._gauge(name, text, "rank")
+                gauge.labels(job=self._job, rank=str(record.rank)).set(value)
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Set the gauges of the whole run."""
-        self._step.set(step)
+        """Set the gauges of the whole run; "restarts" is how many there were so far."""
+        self._set("step", "Steps that all ranks have done", step)
         for figure, value in figures.items():
-            name, text = OF_RUN.get(figure, (figure, figure))
-            self._gauge(name, text).set(value)
+            if figure == "restarts":
+                self._count_restarts(int(value))
+            else:
+                self._set_figure(figure, value)
 
     def close(self) -> None:
         """Give the port back."""
@@ -97,10 +125,27 @@ class Prometheus:
         self._server.server_close()
         self._thread.join()
 
-    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
+    def _count_restarts(self, number: int) -> None:
+        self._counters["restarts"].inc(max(0, number - self._num_restarts))
+        self._num_restarts = max(number, self._num_restarts)
+
+    def _set_figure(self, figure: str, value: float) -> None:
+        name, text = OF_RUN.get(figure, (figure, figure))
+        self._set(name, text, value)
+
+    def _set(self, name: str, text: str, value: float) -> None:
+        self._gauge(name, text).labels(job=self._job).set(value)
+
+    def _counter(self, name: str) -> Any:
+        counter = self._client.Counter(
+            PREFIX + name, COUNTERS[name], ("job",), registry=self._registry
+        )
+        return counter.labels(job=self._job)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Any:
         if name not in self._gauges:
             gauge = self._client.Gauge(
-                PREFIX + name, text, labels, registry=self._registry
+                PREFIX + name, text, ("job", *labels), registry=self._registry
             )
             self._gauges[name] = gauge
         return self._gauges[name]

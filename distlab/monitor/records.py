@@ -92,6 +92,7 @@ def combined(
     num_samples = sum(record.samples for record in records)
     throughput = num_samples / seconds if seconds else 0.0
     figures = {
+        "epoch": float(max(record.epoch for record in records)),
         "loss": _mean_loss(records),
         "learning_rate": records[0].learning_rate,
         "grad_norm": _largest([record.grad_norm for record in records]),

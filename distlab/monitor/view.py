@@ -1,6 +1,6 @@
 """What `distlab top` says of a folder of records: plain lines, for any screen.
 
-    digits · 3 ranks · epoch 4 of 10 · step 92 · 11 s
+    one · digits · 3 ranks · epoch 4 of 10 · step 92 · 11.0 s
     last record 0.2 s ago
     loss 1.0052   accuracy 0.8806   4,420 samples/s   lr 0.2   norm 0.41   MFU 0.3%
     straggler: rank 2; the other ranks wait for it   (your 4.2)
@@ -108,19 +108,21 @@ def _head(
     figures: dict[str, float] = {}
     for row in recorded.figures:
         figures |= row
+    restarts = figures.get("restarts", run.get("restarts", 0))
     title = " · ".join(
         [
-            str(run.get("dataset", "run")),
-            f"{run['world_size']} ranks",
+            *(str(run[name]) for name in ("job", "dataset") if run.get(name)),
+            f"{run['world_size']} rank{'s' * (run['world_size'] != 1)}",
             f"epoch {max(r.epoch for r in records)} of {run.get('epochs', '?')}",
             f"step {max(r.step for r in records)}",
-            f"{last - first:.0f} s",
+            duration(last - first),
+            *([f"restarts {restarts:.0f}"] if restarts else []),
         ]
     )
     ago = max(0.0, now_s - last)
     return [
         ("head", title),
-        ("dim" if ago < SILENT_S else "fail", f"last record {_duration(ago)} ago"),
+        ("dim" if ago < SILENT_S else "fail", f"last record {duration(ago)} ago"),
         *(("plain", line) for line in _filled(_figures(figures), width)),
     ]
 
@@ -185,8 +187,11 @@ def _foot(
     return lines
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: 4.2 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

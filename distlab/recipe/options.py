@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import textwrap
 import tomllib
 import types
 import typing
@@ -13,7 +14,12 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from distlab.models.image_models import IMAGE_MODELS, SMALLEST
+from distlab.models.image_models import (
+    IMAGE_MODELS,
+    SMALLEST,
+    TORCHVISION,
+    torchvision_models,
+)
 from distlab.recipe.optimizers import OPTIMIZERS
 from distlab.recipe.schedules import SCHEDULES
 
@@ -85,7 +91,8 @@ class Options:
     compression: str = option("none", "of gradients, with scratch", COMPRESSIONS)
     checkpoint: str = _free("", "folder of checkpoints; continues from the newest one")
     save_every: int = _free(100, "steps between two checkpoints")
-    records: str = _free("", "new folder for the records of all ranks, as JSON lines")
+    records: str = _free("", "new folder for all ranks' records, for distlab top")
+    also: str = _free("", "more places for them: tensorboard, prometheus:PORT, …")
     profile: str = _free("", "folder for a profiler's trace of each rank")
     log_every: int = _free(10, "steps between two lines")
 
@@ -180,6 +187,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Options], bool]]] = {
     "warmup_factor": ("--warmup-epochs", lambda o: o.warmup_epochs > 0),
     "step_epochs": ("--schedule step", lambda o: o.schedule == "step"),
     "save_every": ("--checkpoint", lambda o: bool(o.checkpoint)),
+    "also": ("--records", lambda o: bool(o.records)),
 }
 """Options that have no effect without another one, and the one they need."""
 
@@ -237,7 +245,8 @@ def require_same(
 def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
     """One option by itself."""
     flag = flag_of(name)
-    if choices and value not in choices:
+    is_elsewhere = name == "model" and value.startswith(TORCHVISION)
+    if choices and value not in choices and not is_elsewhere:
         raise ValueError(f"{flag} {value}: choose one of {', '.join(choices)}")
     if name in _AT_LEAST_1 and value < 1:
         raise ValueError(f"{flag} {value}: at least 1")
@@ -258,9 +267,22 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+ALIASES = {"records": ("--monitor",)}
+"""Options that have another name, too: that of other commands."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+    def format_help(self) -> str:
+        """Add torchvision's names, which take a moment to find out."""
+        names = torchvision_models()
+        self.epilog = "torchvision is not installed here: pip install torchvision"
+        if names:
+            listed = textwrap.fill(", ".join(names), 78, initial_indent="  ")
+            self.epilog = f"torchvision's models, after {TORCHVISION}:\n{listed}"
+        return super().format_help()
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
@@ -270,7 +292,11 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         ValueError: a flag or a value is unknown, or they contradict each other, or one
             has no effect.
     """
-    parser = _Parser(description="train an image classifier", allow_abbrev=False)
+    parser = _Parser(
+        description="train an image classifier",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     types_of = typing.get_type_hints(Options)
     for one in fields(Options):
         kind = _plain(types_of[one.name])
@@ -278,9 +304,16 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         if kind is bool:
             how = {"action": argparse.BooleanOptionalAction}
         default = one.default if one.default is not MISSING else None
-        text = f"{one.metadata['help']} ({default})".replace("%", "%%")
+        text = one.metadata["help"]
+        if choices := one.metadata["choices"]:
+            text += f": {', '.join(choices)}"
+        if one.name == "model":
+            text += f", or one of torchvision's, such as {TORCHVISION}resnet50"
+        if default not in ("", None):
+            text += f" ({default})"
+        flags = [flag_of(one.name), *ALIASES.get(one.name, ())]
         parser.add_argument(
-            flag_of(one.name), default=None, dest=one.name, help=text, **how
+            *flags, default=None, dest=one.name, help=text.replace("%", "%%"), **how
         )
     known = vars(parser.parse_args(arguments))
     given = {name: value for name, value in known.items() if value is not None}

@@ -32,7 +32,7 @@ from distlab.comm import DiskError, RealDisk
 from distlab.distributed.job import build, start, use_code
 from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
-from distlab.distributed.watch import Watch
+from distlab.distributed.watch import Watch, introduce, say
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.monitoring import checksum
@@ -181,9 +181,11 @@ class Saved:
             check=lambda it: require_same(self.folder, settings, it.get(SETTINGS)),
         )
         if newest is None:
+            say(self.job.comm, f"no checkpoint in {self.folder} yet: starts at step 0")
             return 0
         for line in newest.refused:
-            print(f"a newer checkpoint was not taken: {line}", file=sys.stderr)
+            say(self.job.comm, f"skipped a newer checkpoint: {line}")
+        say(self.job.comm, f"resumes after step {newest.step} from {self.folder}")
         self.newest = newest.step
         return self.newest
 
@@ -197,6 +199,7 @@ class Saved:
         state = packed(comm, self.units, self.run, shared=settings)
         self.units.save(comm, self.disk, step, *state)
         expect_shared(comm, self.disk, step)
+        say(comm, f"saved step {step} in {self.folder}")
         self.newest = step
 
     def must_end(self) -> bool:
@@ -214,6 +217,7 @@ def train(options: Options) -> Metrics:
     comm = start(options)
     training_state.seed_all(options.seed + comm.rank)
     job = build(options, comm)
+    introduce(options, job)
     saved = Saved(options, job)
     step = saved.restore()
     watch = Watch(options, job, step)
@@ -231,9 +235,7 @@ def train(options: Options) -> Metrics:
 
     def on_epoch(epoch: int, last: Metrics) -> None:
         metrics.append(last)
-        watch.say(
-            f"epoch {epoch + 1}  accuracy {last.accuracy:.4f}  loss {last.loss:.4f}"
-        )
+        watch.end_epoch(epoch, last)
 
     if 0 < options.max_steps <= step:
         watch.say(f"--max-steps {options.max_steps}: the checkpoint has step {step}")

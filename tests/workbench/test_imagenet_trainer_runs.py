@@ -14,16 +14,19 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from distlab.cli.app import app
 from distlab.curriculum import find_root, load_curriculum
 from distlab.data.digits import load_digits_split
 from distlab.distributed.notice import SAVED
 from distlab.distributed.parts import forget, unit
+from distlab.monitor.jsonl import read_folder
 from distlab.runner import Cluster, Limits
 from tests.workbench.course import Course
 from tests.workbench.golden import Golden
@@ -210,7 +213,7 @@ def test_sigterm_to_one_rank_has_all_save_the_step_it_came_in(
 
 
 def steps_in(said: str) -> list[int]:
-    return [int(step) for step in re.findall(r"^step (\d+)  loss", said, re.MULTILINE)]
+    return [int(step) for step in re.findall(r"^step (\d+)/\d+  ", said, re.MULTILINE)]
 
 
 @pytest.mark.slow
@@ -236,7 +239,7 @@ def test_sigterm_to_torchrun_with_data_workers_saves_a_step(
     before = ""
     for line in process.stdout:
         before += line
-        if line.startswith("step 2 "):
+        if line.startswith("step 2/"):
             os.kill(process.pid, signal.SIGTERM)
             break
     after, _ = process.communicate(timeout=300)
@@ -268,7 +271,7 @@ Main = Callable[..., int]
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Main:
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
     """The command, in this process."""
     for name in ("RANK", "SLURM_PROCID", "DISTLAB_IMPL"):
         monkeypatch.delenv(name, raising=False)
@@ -288,12 +291,16 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Main:
             dist.destroy_process_group()
             forget()
 
-    return run
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two that wait for each other cost more than they give
+    yield run
+    torch.set_num_threads(threads)
 
 
 def rows_in(folder: Path) -> list[dict[str, float]]:
+    """Those of steps, without the evaluations."""
     lines = (folder / "figures.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [row for row in map(json.loads, lines) if "loss" in row]
 
 
 def test_the_end_is_saved_and_records_go_on(
@@ -318,6 +325,43 @@ def test_the_end_is_saved_and_records_go_on(
     assert steps_in(said) == []
     assert re.search(r"--max-steps 7: .* 8\b", said)
     assert len(rows_in(records)) == 8
+
+
+def test_what_an_operator_sees(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Start, look, corrupt the newest checkpoint, start again, look."""
+    saved, records = tmp_path / "saved", tmp_path / "one"
+    flags = ["--epochs", "2", "--save-every", "2", "--log-every", "2"]
+    flags += ["--checkpoint", str(saved), "--monitor", str(records)]
+    assert main(*flags, "--max-steps", "6", "--also", "prometheus:0") == 0
+    first = capsys.readouterr().out
+    assert re.match(r"model narrow_resnet18, [\d,]{7}\D.*\b96 images, 4 steps", first)
+    assert re.search(r"^1 rank on cpu, engine scratch over gloo, fp32", first, re.M)
+    assert re.search(r"\bhttp://127.0.0.1:\d+/metrics$", first, re.MULTILINE)
+    step = r"step 6/6  epoch 2/2  loss [\d.]+  [\d,]+ images/s  \d+ ms a step  lr "
+    assert re.search(rf"^{step}0\.0\d+  ETA 0\.0 s$", first, re.MULTILINE)
+    assert re.search(r"^step 2/6  .*  lr 0\.09\d+  ETA \d", first, re.MULTILINE)
+    assert re.findall(r"\bsaved step (\d+)\b", first) == ["2", "4", "6"]
+    assert re.search(r"^epoch 1/2  accuracy 0\.\d{4}  loss", first, re.MULTILINE)
+    (shard,) = saved.glob("step-6.rank-0.*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert main(*flags) == 0
+    said = capsys.readouterr().out
+    assert said.index(shard.name) < said.index(f"step 4 from {saved}")
+    assert steps_in(said) == [6, 8]
+    assert re.findall(r"\bsaved step (\d+)\b", said) == ["6", "8"]
+    recorded = read_folder(records)
+    assert (recorded.run["job"], recorded.run["world_size"]) == ("one", 1)
+    rows = recorded.records[0]
+    assert [(row.step, row.epoch, row.samples) for row in rows] == [
+        (step, 1 + (step > 4), 48) for step in (2, 4, 6, 8)
+    ]
+    assert {row.learning_rate for row in rows} > {0.0}
+    assert max(row["validation_accuracy"] for row in recorded.figures[-1:]) > 0
+    top = CliRunner().invoke(app, ["top", "--once", str(records)])
+    assert top.exit_code == 0
+    assert re.search(r"^one · digits · 1 rank · epoch 2 of 2 · step 8 ", top.output)
 
 
 def test_folders_of_another_run_are_refused(

@@ -22,6 +22,7 @@ from distlab.monitor.extras import INSTALL, needed
 from distlab.monitor.flops import flops_per_sample
 from distlab.monitor.jsonl import JsonLines, read_folder
 from distlab.monitor.meter import StepMeter
+from distlab.monitor.sinks import PORT, expect_known, open_sinks, place
 from distlab.monitor.view import bar, view
 
 RECORD = StepRecord(
@@ -275,21 +276,27 @@ def test_prometheus_serves_what_its_own_parser_reads() -> None:
     parser = library("prometheus_client.parser")
     from distlab.monitor.prometheus import Prometheus
 
-    sink = Prometheus(0)
+    run = {"job": "one", "world_size": 2, "restarts": 1}
+    sink = Prometheus(0, run=run)
     try:
         sink.record(RECORD)
         sink.record(replace(RECORD, rank=1, loss=None))
         sink.figures(10, {"loss": 0.5, "throughput": 40.0, "a_new_one": 7.0})
+        for number in (2, 2):  # an absolute number: saying it twice counts once
+            sink.figures(10, {"restarts": number, "epoch": 3.0})
         with pytest.raises(OSError, match=f"port {sink.port} on 127.0.0.1"):
             Prometheus(sink.port)
         page = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics").read()
     finally:
         sink.close()
-    samples = {
-        (sample.name, sample.labels.get("rank")): sample.value
-        for family in parser.text_string_to_metric_families(page.decode())
-        for sample in family.samples
-    }
+    families = parser.text_string_to_metric_families(page.decode())
+    found = [sample for family in families for sample in family.samples]
+    assert {sample.labels["job"] for sample in found} == {"one"}
+    samples = {(one.name, one.labels.get("rank")): one.value for one in found}
+    assert samples["distlab_steps_total", None] == RECORD.num_steps
+    assert samples["distlab_restarts_total", None] == 2
+    assert samples["distlab_world_size", None] == 2
+    assert samples["distlab_epoch", None] == 3
     assert samples["distlab_step", None] == 10
     assert samples["distlab_loss", None] == 0.5
     assert samples["distlab_throughput_samples_per_second", None] == 40
@@ -298,6 +305,35 @@ def test_prometheus_serves_what_its_own_parser_reads() -> None:
     assert samples["distlab_rank_communication_ratio", "0"] == 0.5
     assert ("distlab_rank_loss", "1") not in samples
     Prometheus(sink.port).close()  # the port was given back
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("prometheus", ("127.0.0.1", PORT)),
+        ("prometheus:0", ("127.0.0.1", 0)),
+        ("prometheus:0.0.0.0:9000", ("0.0.0.0", 9000)),
+        ("prometheus:localhost", None),
+        ("prometheus:70000", None),
+        ("prometheus2:80", None),
+    ],
+)
+def test_where_prometheus_serves(name: str, expected: tuple[str, int] | None) -> None:
+    if expected:
+        assert place(name) == expected
+    else:
+        with pytest.raises(ValueError, match=f"^--also {name}:"):
+            expect_known(["tensorboard", name])
+
+
+def test_a_folder_names_the_job_and_knows_its_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    (sink,) = open_sinks(tmp_path / "one", {"world_size": 2})
+    sink.close()
+    run = {"world_size": 2, "job": "one", "restarts": 3}
+    assert read_folder(tmp_path / "one").run == run
 
 
 def test_the_dashboard_shows_what_is_served() -> None:
@@ -323,7 +359,9 @@ def test_the_dashboard_shows_what_is_served() -> None:
         sink.close()
     names = set(re.findall(r"^(distlab_\w+)", served.decode(), flags=re.M))
     assert names - shown == {"distlab_step", "distlab_step_seconds"} | {
-        "distlab_rank_step"
+        "distlab_rank_step",
+        "distlab_steps_created",
+        "distlab_restarts_created",
     }
     assert shown <= names
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]

@@ -24,13 +24,14 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         "LOGS": str(folder),
         "RANKS": "2",
         "PYTHON": sys.executable,
-        "TRAIN": "distlab/distributed/example.py",
+        "TRAIN": str(ROOT / "distlab/distributed/example.py"),
     }
     return subprocess.Popen(
         [str(SCRIPT), f"--epochs={EPOCHS}", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        cwd=folder,
         env={**os.environ, **own},
     )
 
@@ -60,7 +61,7 @@ def test_a_killed_rank_is_started_again_and_no_saved_work_is_lost(
         whole, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, whole
     lines: list[str] = []
-    with start(tmp_path, f"--checkpoint={tmp_path / 'checkpoints'}") as launcher:
+    with start(tmp_path, "--checkpoint=checkpoints") as launcher:
         assert launcher.stdout is not None
         for line in launcher.stdout:
             if "epoch 3 " in line and "epoch 3 " not in "".join(lines):
@@ -70,4 +71,5 @@ def test_a_killed_rank_is_started_again_and_no_saved_work_is_lost(
     assert launcher.returncode == 0, log
     assert re.search(r"\[distlab\] rank \d\b.*SIGKILL.*\b1\b.*\b3\b", log)
     assert log.count("epoch 1 ") == 1
+    assert (tmp_path / "checkpoints").is_dir()  # relative to the user's folder
     assert ending(log) == ending(whole)

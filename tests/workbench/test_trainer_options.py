@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from distlab.curriculum import find_root
 from distlab.distributed import job
 from distlab.distributed.parts import forget, unit
 from distlab.given.trainer import Job
+from distlab.models.image_models import make_image_model
 from distlab.recipe.options import Options, flag_of, read_options
 
 ROOT = find_root(Path(__file__))
@@ -72,6 +74,7 @@ OTHERS = {
     "checkpoint": ("", "--checkpoint {folder}/another"),
     "save_every": ("--epochs 2 --checkpoint {folder}/saved", "--save-every 2"),
     "records": ("", "--records {folder}/records"),
+    "also": ("", "--also prometheus:0"),
     "profile": ("", "--profile {folder}/profile"),
     "log_every": ("", "--log-every 3"),
 }
@@ -82,6 +85,7 @@ ALONE_WITHOUT_EFFECT = {
     "warmup_factor": ("", "--warmup-factor 0.5"),
     "step_epochs": ("", "--step-epochs 2"),
     "save_every": ("", "--save-every 2"),
+    "also": ("", "--also tensorboard"),
 }
 
 Shown = dict[str, Any]
@@ -130,7 +134,7 @@ def run(
             forget()
         said = capsys.readouterr()
         shown: Shown = {
-            "said": re.sub(r"[\d.]+ ms", "ms", said.out),
+            "said": re.sub(r"[\d.,]+ images/s.*ms|ETA .*", "", said.out),
             "err": said.err,
             "files": sorted(str(p.relative_to(folder)) for p in folder.rglob("*")),
             "compiled": len(compiled),
@@ -224,7 +228,7 @@ def test_an_option_has_an_effect_in_a_run_that_goes_on(
         shutil.copytree(saved, tmp_path / "plain")
         code, known["resumed", with_it] = run(tmp_path / "plain", flags)
         assert code == 0
-        assert "step 1 " not in known["resumed", with_it]["said"]
+        assert "step 1/" not in known["resumed", with_it]["said"]
     shutil.copytree(saved, tmp_path / "other")
     now = run(tmp_path / "other", flags, other)
     expect_effect(name, other, now, known["resumed", with_it])
@@ -239,6 +243,53 @@ def test_an_option_that_needs_another_is_refused_alone(
         read_options(f"{without} {other}".split())
     recipe = tmp_path / "mine.toml"
     lines = "optimizer = 'lamb'\n" if "lamb" in without else ""
-    recipe.write_text(f"[train]\n{lines}{name} = {other.split()[1]}\n")
+    given = other.split()[1]
+    value = given if given[0].isdigit() else repr(given)
+    recipe.write_text(f"[train]\n{lines}{name} = {value}\n")
     with pytest.raises(ValueError, match=rf"^{flag_of(name)} .* --"):
         read_options(["--recipe", str(recipe)])
+
+
+def test_help_lists_choices_and_torchvisions_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> str:
+        with pytest.raises(SystemExit):
+            read_options(["--help"])
+        return " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if not installed
+    without = shown()
+    for one in fields(Options):
+        assert f"{flag_of(one.name)}" in without
+        assert ", ".join(one.metadata["choices"]) in without
+    assert "pip install torchvision" in without
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision())
+    assert "one_net, two_net" in shown()
+
+
+def torchvision() -> types.ModuleType:
+    """As much of torchvision as the trainer uses."""
+
+    def get_model(name: str, *, weights: None, num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+    module, models = types.ModuleType("torchvision"), types.ModuleType("models")
+    module.models = models  # type: ignore[attr-defined]
+    models.list_models = lambda module: ["two_net", "one_net"]  # type: ignore[attr-defined]
+    models.get_model = get_model  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_options(["--model", "torchvision/one_net"]).model.endswith("one_net")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ValueError, match=r"torchvision/one_net .* pip install"):
+        make_image_model("torchvision/one_net", num_classes=7)
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision())
+    model = make_image_model("torchvision/one_net", num_classes=7, seed=1)
+    assert model(torch.zeros(2, 3, 4, 4)).shape == (2, 7)
+    with pytest.raises(ValueError, match="torchvision/one_net"):
+        make_image_model("torchvision/one_nett", num_classes=7)
+    with pytest.raises(ValueError, match=r"\b3 channels.*\b1$"):
+        make_image_model("torchvision/one_net", num_classes=7, in_channels=1)

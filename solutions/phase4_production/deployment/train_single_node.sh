@@ -11,7 +11,9 @@ if [ -z "${RANKS:-}" ]; then
   RANKS=$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)
   [ "$RANKS" -gt 0 ] || RANKS=2
 fi
-cd "$(dirname "$0")/../../.." # the root of the checkout
+# The trainer stays in your folder, so relative paths among its flags are yours.
+ROOT=$(cd "$(dirname "$0")/../../.." && pwd)
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 exec "${PYTHON:-python}" -m distlab.launch --nproc-per-node "$RANKS" \
   --max-restarts "${MAX_RESTARTS:-3}" ${LOGS:+--log-dir "$LOGS"} \
-  "${TRAIN:-solutions/phase4_production/imagenet_trainer.py}" "$@"
+  "${TRAIN:-$ROOT/solutions/phase4_production/imagenet_trainer.py}" "$@"

@@ -1,0 +1,111 @@
+"""The sinks of a run: the folder of records, and where `--also` sends figures besides.
+
+    --monitor runs/one --also tensorboard --also prometheus:0.0.0.0:9400
+
+The last part of the folder's name is the name of the job in Prometheus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distlab.monitor.jsonl import JsonLines
+from distlab.monitor.monitor import Sink
+from distlab.monitor.prometheus import Prometheus
+
+PORT = 9400  # Prometheus's own is 9090, and node exporters begin at 9100
+_KNOWN = "tensorboard, prometheus, prometheus:PORT and prometheus:ADDRESS:PORT"
+_LOOPBACK = "127.0.0.1"
+
+
+def num_restarts() -> int:
+    """How often the launcher has restarted this rank; 0 without a launcher."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(count) if count.isdecimal() else 0
+
+
+def job_name(folder: Path) -> str:
+    """The job that a folder has the records of: the last part of its name."""
+    return folder.absolute().name or "run"
+
+
+def expect_known(also: Sequence[str]) -> None:
+    """Require that we know each of these places.
+
+    Raises:
+        ValueError: we don't know one, or its port can't be.
+    """
+    for name in also:
+        if name.startswith("prometheus"):
+            place(name)
+        elif name != "tensorboard":
+            raise ValueError(f"--also {name}: there are {_KNOWN}")
+
+
+def place(name: str) -> tuple[str, int]:
+    """The address and the port of `prometheus`, with or without them.
+
+    Raises:
+        ValueError: it is written in another way, or the port is above 65535.
+    """
+    kind, has_place, where = name.partition(":")
+    address, _, port = where.rpartition(":")
+    is_port = port.isdecimal() and len(port) <= 5
+    if kind != "prometheus" or (has_place and not is_port):
+        raise ValueError(f"--also {name}: there are {_KNOWN}")
+    if has_place and int(port) > 65535:
+        raise ValueError(f"--also {name}: a port is at most 65535")
+    return address or _LOOPBACK, int(port) if has_place else PORT
+
+
+def open_sinks(
+    folder: Path,
+    run: Mapping[str, Any],
+    also: Sequence[str] = (),
+    *,
+    same: Mapping[str, Any] | None = None,
+    after: int = 0,
+) -> list[Sink]:
+    """Open the folder and all places of `also`; `same` and `after` as in JsonLines.
+
+    `run` has the world size; we add the name of the job and its restarts so far.
+
+    Raises:
+        ValueError: the folder has the records of another run, or a place is unknown.
+        ModuleNotFoundError: a library is missing; the message says how to install it.
+        OSError: the folder can't be written, or a port is taken.
+    """
+    expect_known(also)
+    about = {"job": job_name(folder), "restarts": num_restarts(), **run}
+    # The ports first: they may be refused, and then no folder is left behind.
+    sinks: list[Sink] = []
+    try:
+        sinks += [_open(name, folder, about) for name in also]
+        return [JsonLines(folder, about, same=same, after=after), *sinks]
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+
+
+def _open(name: str, folder: Path, run: Mapping[str, Any]) -> Sink:
+    if name.startswith("prometheus"):
+        address, port = place(name)
+        return Prometheus(port, address=address, run=run)
+    from distlab.monitor.tensorboard import TensorBoard
+
+    return TensorBoard(folder / "tensorboard")
+
+
+def announced(folder: Path, sinks: Sequence[Sink]) -> list[str]:
+    """Return a line for each place besides the folder: how to look at it."""
+    lines = []
+    for sink in sinks:
+        if isinstance(sink, Prometheus):
+            lines.append(f"http://{sink.address}:{sink.port}/metrics")
+        elif sink.name == "TensorBoard":
+            lines.append(f"tensorboard --logdir {folder}/tensorboard")
+    return lines
