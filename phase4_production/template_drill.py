@@ -80,10 +80,10 @@ def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause
     The agent looks at the processes now and then: what it saw first need not have
     happened first. LOST says that another rank is gone: it is never the cause.
 
-    C2 KILLED: an ENDED whose text is the name of a signal. DATA_WORKER: a RAISED. The
-    step is the one after the rank's last report
-    C3 FROZEN: a rank has LOST, and neither of these happened; it is the rank whose
-    newest ENTERED is of an earlier step than that of the others; the step as in C2
+    C2 KILLED: a signal ended the process. DATA_WORKER: the process that read its data
+    has ended. The step is the one after the rank's last report
+    C3 FROZEN: a rank has lost a peer, although nothing of this happened; it is the rank
+    that the others wait for, in a step that it has not entered; the step as in C2
     In torch.distributed: Flight Recorder has the newest collective of each rank
     Example: rank 0 LOST, rank 2 ENDED "SIGKILL", rank 0 ENDED "exit code 1" → rank 2
     Check: distlab check 4.12
@@ -105,7 +105,7 @@ def straggler(reports: Sequence[Report]) -> Cause | None:
     Check: distlab check 4.12
     """
     # TODO(drill.incident)
-    # walk back from the newest step: how far has each rank been late all the time?
+    # for how long has each rank been late, without a break, up to now?
     raise NotImplementedError("drill.incident")
 
 
@@ -114,14 +114,14 @@ def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause)
 
     Given: by_step. The restart is from the newest usable checkpoint, or from step 0.
 
-    C5 usable: SAVED, and not REFUSED; after NAN or DESYNC only one that was saved
-    before that step. What needs no restart loses no step
+    C5 usable: it can be loaded in full, and its weights are right on all ranks. What
+    needs no restart loses no step
     In torch.distributed: nothing; torchrun restarts the script, which must know
     Example: SAVED 5 10 15, REFUSED 15, all ranks completed 17 → 17 - 10 = 7 steps
     Check: distlab check 4.12
     """
     # TODO(drill.incident)
-    # a checkpoint may be complete, and its weights wrong
+    # which checkpoints would you trust, given the cause and its step?
     raise NotImplementedError("drill.incident")
 
 

@@ -101,8 +101,8 @@ def fit(
 def run_of(job: Job) -> Run:
     """What a checkpoint saves and restores: the input of full_state and restore, 4.5.
 
-    C7 the model, the optimizer and the hook, and as parts "scheduler", "scaler",
-    "loader" and "average": all later steps of a restored job are bit-equal
+    C7 all later steps of a restored job are bit-equal. Beside the model, the optimizer
+    and the hook, `parts` has what else must be saved, by the names that it has in Job
     In torch.distributed: the dict that torchvision's train.py saves, and random numbers
     Check: distlab check 4.11
     """

@@ -28,7 +28,7 @@ class Report(NamedTuple):
 ENTERED = "entered"  # a rank began to wait for the others in `step`; its newest one
 LOST = "lost"  # a rank's collective failed: a peer is gone, or did not come in time
 RAISED = "raised"  # a rank's own loader raised: its data worker has ended
-ENDED = "ended"  # a process ended; the agent looks only now and then
+ENDED = "ended"  # as `text` says: "SIGKILL", "exit code 1"; seen only now and then
 SAVED = "saved"  # the checkpoint after `step` is written, the shards of all ranks
 REFUSED = "refused"  # of this checkpoint, `rank`'s shard is not what was saved
 STOPPED = "stopped"  # someone asked all ranks to stop after `step`

@@ -121,7 +121,7 @@ def load(
     Cost: each rank reads its own shards. Check: distlab check 4.17
     """
     ### BEGIN SOLUTION checkpoint_port.saver
-    #| which folders have a .metadata? Compare the steps as numbers.
+    #| which folders are complete? which of two steps is the larger one?
     #| dcp.load fails if it is asked for a name that was not saved:
     #| read_metadata().state_dict_metadata has the names
     if os.path.lexists(folder):

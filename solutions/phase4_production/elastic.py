@@ -199,13 +199,13 @@ class Membership:
         C5 a Form is possible with min_members and a majority. It comes at once when
         max_members have joined and no member is unheard; otherwise at the first event
         at or after grace_s from when it became possible. After timeout_s in which it
-        was impossible: Stop. A WakeAt for each of these times. Look first at what is
-        possible now: an event that changes it starts a new wait, even at the deadline
+        was impossible: Stop. A WakeAt for each of these times. An event that changes
+        what is possible starts a new wait, also one that comes at or after the deadline
         Example: min 2, grace 5: Joins at 0, 1 and 3 s → WakeAt(6), Form of 3 at 6 s
         """
         ### BEGIN SOLUTION elastic.resize
-        #| a Tick says only that time has passed, and may come late: has what is
-        #| possible changed? is the time over?
+        #| a Tick says only that time has passed, and may come late: what do you look
+        #| at first?
         can_form = len(self.joined) >= self.min_members and self.is_majority
         if can_form and len(self.joined) >= self.max_members and not self.unheard:
             return self.form()
@@ -230,14 +230,14 @@ class Membership:
         When the network is divided, two of these objects may live, one on each side.
         Both know this generation, and each hears only the members on its side.
 
-        C6 more members of this generation have joined than are unheard; or as many, and
-        the lowest rank of both has joined. False if all have ended: the state is lost.
-        In the first round True: one object begins a job
+        C6 True on at most one side: where more members have joined than can join on the
+        other or, with as many, the lowest rank has. A member that has ended can join on
+        neither. False if all have ended: the state is lost. In the first round True
         Example: a b c d train; a, b joined, c and d are lost, not ended → True; on the
         other side False. There it would be True, if a and b had ended
         """
         ### BEGIN SOLUTION elastic.resize
-        #| two sets of members; those that ended are in neither
+        #| whom can the other side have heard, at most?
         heard, unheard = [m for m in self.members if m in self.joined], self.unheard
         if len(heard) != len(unheard):
             return len(heard) > len(unheard)

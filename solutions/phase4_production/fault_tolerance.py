@@ -91,8 +91,8 @@ def save(
     Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
     this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
 
-    C2 the manifest has the record of each rank's shard, in the order of ranks. Rank 0
-    writes it when the shards of all ranks are durable
+    C2 the manifest, which rank 0 writes, has the record of each rank's shard, in the
+    order of ranks. At no moment is there one whose shards a crash could still undo
     C3 when `save` returns on any rank, the checkpoint is complete
     C4 an error on one rank (its disk is full, a dtype fits no shard) becomes a
     CheckpointError on every rank, which names the rank and the error; no rank waits
@@ -103,8 +103,7 @@ def save(
     Cost: two exchanges. Check: distlab check 4.3
     """
     ### BEGIN SOLUTION fault_tolerance.save
-    #| given.encode_shard, record_of, encode_manifest. a rank that raises at once leaves
-    #| the others waiting: which two things must all ranks hear of?
+    #| given.encode_shard, record_of, encode_manifest. what must every rank hear of?
     try:
         data = given.encode_shard(tensors, meta)
         record = given.record_of(data, step, comm.rank)
@@ -171,18 +170,19 @@ def load(disk: Disk) -> Checkpoint | None:
 def full_state(run: Run) -> tuple[State, State]:
     """All that a run needs to go on as if it had never stopped: (shared, own).
 
-    `shared` is the same on every rank, `own` is this rank's. Given: state_dict(), of
-    hook.residuals and hook.factors state_dict(run.model); training_state.random_state.
+    Each entry is in one of the two: "parameters" and "buffers" by name, a tied one
+    once; "master" in order; "optimizer"; each of run.parts by its name; "random"; if
+    the hook has them, "factors" and "residuals". Given: state_dict(), of hook.residuals
+    and hook.factors state_dict(run.model); training_state.random_state.
 
-    C1 shared: "parameters" by name, a tied one once; "master" in order; "optimizer";
-    each of run.parts by its name; "factors" if the hook has them
-    C2 own: "buffers" by name, for no rank has those of another; "residuals" if the hook
-    has them; "random". Also "optimizer", if run.is_sharded: then it is not shared
+    C1 shared: what every rank has alike after each step. One copy of it is saved
+    C2 own: what another rank may have otherwise. A rank's batch norm counts its own
+    samples, and a sharded optimizer (run.is_sharded) knows its own shards
     In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
     ### BEGIN SOLUTION fault_tolerance.full_state
-    #| what changes from step to step, and what of it differs between the ranks?
+    #| for each entry: who else has it? what is lost if only rank 0's is saved?
     shared: State = {
         "parameters": {n: p.detach() for n, p in run.model.named_parameters()},
         "master": [copy.detach() for copy in run.master],

@@ -121,12 +121,13 @@ class Int8:
         Collective, as TopK. torch.int8 holds -128 … 127, and a sum beyond that wraps
         around without an error. So more than 127 ranks are refused.
 
-        C1 each element is within n scales of the ranks' sum, with the scale (largest
-        magnitude of gradient + residual on any rank) / (127 // n). A bucket of zeros
-        stays zeros: its scale is 0, and 0 / 0 would be nan. With an inf or nan on any
-        rank, the bucket has one on every rank, and the next bucket is right again
+        A scale is what the number 1 stands for, and all ranks must have the same one.
+        C1 each element is within n scales of the ranks' sum, with the smallest scale
+        that C2 allows for what the ranks mean to send. A bucket of zeros stays zeros.
+        With an inf or nan on any rank, the bucket has one on every rank, and the next
+        bucket is right again
         C2 no int8 overflows, neither a rank's number nor the sum, whatever the ranks
-        have. In 16 bits largest / scale may round to more than the 127 // n levels
+        have, in any dtype: in 16 bits a quotient may round to more than its bound
         C3 what rounding has changed is added to the gradient in the next step
         C4 an element takes one byte in an all_reduce, plus one number per bucket, for
         the scale
@@ -137,9 +138,9 @@ class Int8:
         if comm.world_size > 127:
             raise ValueError(f"int8 adds up at most 127 ranks, not {comm.world_size}")
         ### BEGIN SOLUTION gradient_compression.int8
-        #| which reduction gives all ranks one scale? how large may one rank's numbers
-        #| be, so that n of them fit into int8? the second collective belongs in finish.
-        #| what has MAX of nan and 1? no int8 is inf: who tells the other ranks?
+        #| how do all ranks get one scale, and how large may one rank's numbers be? the
+        #| second collective belongs in finish. no int8 is inf, and MAX may lose a nan:
+        #| how do the other ranks hear of one?
         corrected = bucket.flat + self.residuals.of(bucket)
         scale = corrected.abs().max().view(1).float() / (127 // comm.world_size)
         scale.nan_to_num_(torch.inf, torch.inf)  # MAX may lose a nan
@@ -175,9 +176,10 @@ class PowerSGD:
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """Start to sum P; the Work's wait() sums Q.
 
-        P = M Q is summed over the ranks, and its columns are made orthonormal. Then
-        Q = Mᵀ P is summed. M is the gradient plus the residual; the first product takes
-        the Q of the step before.
+        M is the gradient plus the residual. Each rank can multiply only its own M: a
+        product M Q begins with the Q of the step before, a product Mᵀ P gives the next
+        one. You decide what is summed when, and at which moment the columns of P must
+        be orthonormal: P Qᵀ then stands for the sum of all M.
         Given: self.factors is used like self.residuals, and has a list: one Q, shape
         (columns, R), for each matrix. split(bucket, t), with t like bucket.flat: its
         matrices, none or several, and one tensor with all other elements; join is the

@@ -144,9 +144,9 @@ def suspects(steps: Sequence[Sequence[Record]]) -> Suspects:
 def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
     """The ranks for which the others wait again and again, in ascending order.
 
-    A rank's own time in a step is data_s + compute_s. The rank is late in a step if its
-    own time is more than LATE times the median of the other ranks' own times. A rank
-    that is alone is never late.
+    A rank is late in a step if its own time is more than LATE times the median of the
+    other ranks' own times: the time in which it doesn't wait for them. You decide which
+    parts of a Record that is. A rank that is alone is never late.
 
     C1 the ranks that are late in more than half of the steps. Check: distlab check 4.2
     In torch.distributed: nothing; FlightRecorder shows who came last to a collective
@@ -187,13 +187,13 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
     """The ranks in whose own gradients an inf or nan came up first, ascending.
 
-    C3 the ranks with num_nonfinite above 0 in the first step in which a rank has that;
-    [] if there is no such step
+    C3 the ranks that had one when it could not come from another rank yet: the sum
+    brings it into the weights of all. [] if no rank ever had one
     Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
     Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
-    #| in which step does it tell the ranks apart?
+    #| which records tell the ranks apart, and which no longer do?
     for records in steps:
         origin = sorted(record.rank for record in records if record.num_nonfinite)
         if origin:
@@ -273,10 +273,10 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
     """Why the communication of a backward() is exposed. Both lists take more than 0 µs.
 
-    C3 returns "hidden": at most 20 % of the merged communication is exposed; "partial":
-    compute covers at least 20 % of the shorter of both, merged. Otherwise there is no
-    overlap: "late", if at most 20 % of the merged compute lies after the earliest start
-    of a communication (of a span that straddles it, the part after it); else "blocking"
+    C3 returns the first that holds, all times merged: "hidden", if at most 20 % of the
+    communication is exposed; "partial", if at least 20 % of the shorter of both kinds
+    runs while the other does; "late", if at most 20 % of the compute was still to come
+    when the rank first communicated; "blocking", for then compute stopped to wait
     Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile

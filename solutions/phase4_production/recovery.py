@@ -54,11 +54,11 @@ SLOW = 2.0  # times the usual step: then a rank is late
 def usual_step_s(reports: Sequence[Report]) -> float:
     """How long a step of this run takes, with its usual jitter; inf: unknown.
 
-    A duration: two steps that follow each other in `steps`, the difference of their
-    times over the difference of their numbers. All ranks' durations count together.
+    Two neighbors in `steps` give a duration, that of one step, also where a report
+    lacks steps between them. All ranks' durations count together.
 
-    C1 the median, plus the median of the durations' distances from it; inf if there
-    are fewer than LEAST durations
+    C1 the median, plus the usual jitter: the median of the durations' distances from
+    it; inf if there are fewer than LEAST durations
     Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
     Check: distlab check 4.6
     """
@@ -86,10 +86,10 @@ def detect(
     goes on while the trainer hangs.
 
     C2 dead: its process has ended. Such a rank is not in another list
-    C3 frozen: idle for longer than the limit, and in COMPUTE; or idle for longer than
-    the limit in WAIT or SAVE, and without a heartbeat for longer than the limit, too
-    C4 slow: in COMPUTE, idle for longer than SLOW * usual_step_s, and not frozen. A
-    process that has completed no step yet is neither slow nor frozen
+    C3 frozen: idle for longer than the limit, without a reason. WAIT (for a rank) and
+    SAVE are one, as long as the heartbeat is not older than the limit; COMPUTE is none
+    C4 slow: late by itself, idle for longer than SLOW * usual_step_s, and not frozen. A
+    first step may take any time: who has completed none is neither slow nor frozen
     In torch.distributed: torchrun sees ends, a process group's timeout all the rest
     Example: usual 1 s; ranks 0 and 2 WAIT since 5 s, rank 1 COMPUTE since 4 s: at
     11 s → slow [1], at 15 s → frozen [1]. Check: distlab check 4.6
@@ -237,7 +237,7 @@ class Supervisor:
         while the group is not whole. Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise
-        #| four cases: it is stopping; a member is done; a member failed; a standby
+        #| what was this process to the group, and what is left to do without it?
         self.alive.remove(process)
         self.ready.discard(process)
         if self.is_stopping:

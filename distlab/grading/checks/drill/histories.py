@@ -255,10 +255,10 @@ _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
 _PLACES = {_LAST: -1, _FIRST: 0}
 LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
     "C1": (
-        ("a nan in step 8 of 20", "nan", 15, ()),
+        ("a nan in the middle of a run", "nan", 15, ()),
         ("a nan in the newest step", "nan", 3, (until(8),)),
         ("a nan in the step of a checkpoint", "nan", 15, (saved(8),)),
-        ("a weight of one rank differs from step 7 on", "desync", 15, ()),
+        ("a weight of one rank differs", "desync", 15, ()),
         ("a weight differs in the newest step", "desync", 2, (until(7),)),
         ("a nan in a run's first step", "nan", 15, (since(8), in_order(1, 0, 2, 3))),
         ("a nan on the last rank of the list", "nan", 15, (in_order(0, 2, 3, 1),)),
@@ -270,7 +270,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a nan, and then another rank is killed", "nan", 6, (killed_in(3, 12),)),
     ),
     "C2": (
-        ("a rank is killed in step 13", _K, 2, ()),
+        ("a rank is killed", _K, 2, ()),
         ("a rank is killed, the agent sees it last", _K, 2, (seen_late,)),
         ("rank 0 is killed", "killed_rank_0", 0, (seen_late,)),
         ("a data worker is killed", _W, 3, ()),
@@ -278,16 +278,16 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a data worker is killed; a rank is a step ahead", _W, 3, (ahead(1),)),
     ),
     "C3": (
-        ("a rank is stopped in step 12", _F, 1, ()),
+        ("a rank is stopped", _F, 1, ()),
         (_LAST, _F, 1, (first_lost,)),
         (_FIRST, _F, 1, (first_lost,)),
     ),
     "C4": (
-        ("a slow rank since step 9", "slow", 0, ()),
+        ("a rank is slow, and stays slow", "slow", 0, ()),
         ("a rank late in 5 steps", "slow", 0, (until(13),)),
         ("late since a run's first step", "slow", 0, (since(9), in_order(0, 1, 2, 3))),
         (
-            "late, until the newest step",
+            "late up to the newest step, in which it is as fast as the others",
             "slow",
             0,
             (own_times(20, 0.1, 0.1, 0.1, 0.1),),
@@ -295,7 +295,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         (_JUST, "slow", 0, (own_times(9, 0.5, 0.5, 0.95, 1.05),)),
         (_TWICE, "slow", 0, (own_times(9, 0.5, 0.5, 0.5, 1.0),)),
         ("a rank late in 4 steps, so far", "slow", 0, (until(12),)),
-        ("one rank pauses in step 9", "pause", 0, ()),
+        ("one rank pauses in one step", "pause", 0, ()),
         ("one rank paused a moment ago", "pause", 0, (until(9),)),
         ("a healthy run", "healthy", 0, ()),
         ("a slow rank, and another is killed", _K, 2, (_SLOW,)),
@@ -314,7 +314,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
 """By clause: what it is, the recorded run, the steps lost, and changes to the run."""
 _NOT_SLOW = {
     "a rank late in 4 steps, so far",
-    "late, until the newest step",
+    "late up to the newest step, in which it is as fast as the others",
     _TWICE,
 }
 

@@ -237,7 +237,8 @@ def _expect(runs: Runs, name: str) -> None:
             continue
         mistake = next((m for m in MISTAKES if m.shows(drill, answer)), None)
         raise NotYetError(
-            f"{drill.what}: {'; '.join(_differences(drill.expected, answer))}",
+            f"{drill.what}: incident gives "
+            + "; ".join(_differences(drill.expected, answer)),
             slug=mistake.slug if mistake else "",
             rule=mistake.rule if mistake else "",
             evidence=tuple(
@@ -250,7 +251,7 @@ def _expect(runs: Runs, name: str) -> None:
 def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
     for name, right, given_value in zip(_NAMES, expected, answer, strict=True):
         if right != given_value:
-            yield f"{name} is {given_value!r}, expected {right!r}"
+            yield f"{name}={given_value!r}, expected {right!r}"
 
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(analyze, name="C1")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -144,7 +145,9 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
             contract.is_late = True
         elif not contract.could_happen(event):
             return {}
+        asked_before_s = contract.deadline_s
         expected = contract.offer(row)
+        wakes = [action for action in actual if action[0] == "wake"]
         actual = [action for action in actual if action[0] != "wake"]
         if not contract.is_late and _agree(expected, actual, contract):
             continue
@@ -155,10 +158,14 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
             happened = f"no Tick came at {row.time_s:.4g} s"
         clause_id, slug, rule = _diagnosis(contract, event, expected, actual)
         is_none = event == END or contract.is_late  # no event decides
+        # When to wake it is not compared, but it is due where a new wait begins.
+        due = [*expected]
+        if contract.deadline_s not in (asked_before_s, math.inf):
+            due.append(("wake", contract.deadline_s))
         shown = [row._replace(peer=NOBODY) for row in rows]
         numbers = ", ".join(f"{name} {value:g}" for name, value in own.items())
         fault = NotYetError(
-            f"{happened}: expected {_actions(expected)}, but got {_actions(actual)}",
+            f"{happened}: expected {_actions(due)}, but got {_actions(actual + wakes)}",
             slug=slug,
             rule=rule or facts(contract, event, expected, actual),
             evidence=(

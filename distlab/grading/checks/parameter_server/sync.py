@@ -102,7 +102,7 @@ class InStep(Model):
 def one_step_of_all(runs: Runs) -> str | None:
     """V: the weights after each message, in the order in which they arrive."""
     expect(runs, PLAYED, "C3", faults)
-    return "the same weights in whichever order the workers push"
+    return "the same weights, up to rounding, in whichever order the workers push"
 
 
 def _orders_or_processes(world_size: int) -> list[RunSpec]:

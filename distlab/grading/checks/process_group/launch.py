@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from types import ModuleType
 from typing import Any
 
@@ -120,12 +120,12 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
     contract = LauncherContract(script)
     for one in compared(history, contract):
         event = tuple(one.row.request)
-        actual = sorted(map(tuple, one.row.reply))
-        actual = [action for action in actual if action[0] != "wake"]
+        given = sorted(map(tuple, one.row.reply))
+        actual = [action for action in given if action[0] != "wake"]
         expected = sorted(one.expected)
         if contract.allows(actual, expected):
             continue
-        actual = [] if contract.is_late else actual
+        actual, given = ([], []) if contract.is_late else (actual, given)
         rows, now_s = rows_of(history), one.row.time_s
         slug, rule = _diagnosis(script, rows, one.place, expected, actual)
         if event == ("tick",):
@@ -140,8 +140,9 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
             happened = "no event comes any more"
         n = script.world_size
         fault = NotYetError(
-            f"{n} rank{'s' * (n > 1)}, {happened}: expected {_actions(expected)}, but "
-            f"got {_actions(actual)}",
+            f"{n} rank{'s' * (n > 1)}, {happened}: expected "
+            f"{_actions([*expected, *_wake_of(contract, expected)])}, but got "
+            f"{_actions(given)}",
             slug=slug,
             rule=rule,
             played=n,
@@ -167,6 +168,12 @@ def _clause(
     if "start" in wanted | given:
         return "C3"
     return "C2" if "signal" in given else "C4" if wanted else "C1"
+
+
+def _wake_of(contract: LauncherContract, expected: list[Fact]) -> list[Fact]:
+    """The Tick that must be asked for at some time, beside the first SIGTERM."""
+    is_stop = any(action[2] == SIGTERM for action in expected if action[0] == "signal")
+    return [("wake", contract.kill_at_s)] if is_stop else []
 
 
 def _asked_s(rows: list[Row]) -> list[float]:

@@ -90,6 +90,8 @@ def expected_words(contract: SupervisorContract, due: Due, part: str) -> str:
         text = f"Form({due.form}) of ranks 0 … {contract.script.world_size - 1}"
         found.append(text + f" with {{{kept}}} as before" * bool(kept))
     actions: list[Fact] = [("signal", p, s) for p, s in sorted(due.signals)]
+    if any(number == SIGTERM for _, number in due.signals):
+        actions.append(("wake", contract.kill_at_s))
     actions += [("finish", due.finish)] if due.finish is not None else []
     found += [action_words(actions)] if actions else []
     return " and ".join(found) or "no action"

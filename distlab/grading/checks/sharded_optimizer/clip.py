@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.values import (
     Suspect,
+    all_close,
     expect_equal_bits,
     expect_values,
     same_everywhere,
@@ -24,6 +26,8 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 
 TASK = "sharded_optimizer.clip"
+TORCH_EPSILON = 1e-6
+"""What torch's clip_grad_norm_ adds to the norm: as right as without it."""
 RULE = "sum the squares of all elements of all shards; take the root last"
 
 
@@ -124,15 +128,65 @@ def _expect_scaled(runs: Runs) -> None:
             continue
         gradient = full_gradient(runs.seed, number)
         norm = float(flat(gradient).norm())
+        buckets = [
+            torch.cat([gradient[name].reshape(-1) for name in bucket])
+            for bucket in buckets_of(runs.seed)
+        ]
         factor = max_norm / norm if norm > max_norm else 1.0
-        chunks: list[list[Tensor]] = [[] for _ in range(n)]
-        for bucket in buckets_of(runs.seed):
-            values = torch.cat([gradient[name].reshape(-1) for name in bucket]) * factor
-            padded = torch.cat([values, values.new_zeros(-len(values) % n)])
-            for rank, chunk in enumerate(padded.chunk(n)):
-                chunks[rank].append(chunk)
+        given = [value[number]["gradient"] for value in run.values]
+        if norm > max_norm and all_close(
+            given,
+            _shards(buckets, [max_norm / (norm + TORCH_EPSILON)] * len(buckets), n),
+        ):
+            continue
         expect_values(
-            [value[number]["gradient"] for value in run.values],
-            [torch.cat(chunk) for chunk in chunks],
+            given,
+            _shards(buckets, [factor] * len(buckets), n),
             what=f"a gradient of norm {norm:.3g}, clipped to {max_norm:g}:",
+            suspects=_wrong_factors(buckets, norm, max_norm, n),
         )
+
+
+def _shards(
+    buckets: Sequence[Tensor], factors: Sequence[float], n: int
+) -> list[Tensor]:
+    """What each rank has of the buckets, each times its factor."""
+    chunks: list[list[Tensor]] = [[] for _ in range(n)]
+    for values, factor in zip(buckets, factors, strict=True):
+        padded = torch.cat([values * factor, values.new_zeros(-len(values) % n)])
+        for rank, chunk in enumerate(padded.chunk(n)):
+            chunks[rank].append(chunk)
+    return [torch.cat(chunk) for chunk in chunks]
+
+
+def _wrong_factors(
+    buckets: Sequence[Tensor], norm: float, max_norm: float, n: int
+) -> list[Suspect]:
+    """What other factors would leave; none of them has a name of its own."""
+    each = [max_norm / max(float(values.norm()), max_norm) for values in buckets]
+    found = [
+        (
+            [max_norm / norm if norm else 1.0] * len(buckets),
+            f"a gradient of norm {norm:.3g} was made longer, to {max_norm:g}",
+            "scale only if norm > max_norm",
+        ),
+        (
+            [1.0] * len(buckets),
+            f"a gradient of norm {norm:.3g} was not scaled to {max_norm:g}",
+            "change shard.grad in place: multiply by max_norm / norm",
+        ),
+        (
+            each,
+            "each bucket was clipped by its own norm",
+            "one norm of all buckets, and one factor for all of them",
+        ),
+        (
+            [max_norm / norm / n if norm else 1.0] * len(buckets),
+            "the gradient was divided by the number of ranks once more",
+            "the shards hold the mean gradient already",
+        ),
+    ]
+    return [
+        Suspect(slug="", values=_shards(buckets, factors, n), sentence=text, rule=rule)
+        for factors, text, rule in found
+    ]

@@ -119,12 +119,34 @@ def each_element_once(runs: Runs) -> str | None:
                 rule="one list per rank; a rank without elements has an empty list",
                 fatal=True,
             )
+        if outside := _counted_in_the_vector(sizes, shards):
+            which, start, stop = outside
+            raise NotYetError(
+                f"{call}: parameter {which} has {sizes[which]} elements, and its range "
+                f"is {start} to {stop}: a place in the vector",
+                evidence=_drawn(shards),
+                rule="start and stop count from the first element of the parameter",
+            )
         flaw, slug = _flaw(sizes, shards)
         if flaw:
             raise NotYetError(
                 f"{call}: {flaw}", slug=slug, evidence=_drawn(shards), rule=RULE
             )
     return "1 element on 4 ranks: rank 0 has it, the other shards are empty"
+
+
+def _counted_in_the_vector(sizes: list[int], shards: Shards) -> Piece | None:
+    """A range that lies in the vector where its parameter does, and not in it."""
+    begins = [sum(sizes[:which]) for which in range(len(sizes))]
+    pieces = [piece for one in shards for piece in one]
+    if any(which not in range(len(sizes)) for which, _, _ in pieces):
+        return None
+    is_all = all(
+        begins[which] <= start <= stop <= begins[which] + sizes[which]
+        for which, start, stop in pieces
+    )
+    beyond = [piece for piece in pieces if piece[2] > sizes[piece[0]]]
+    return beyond[0] if is_all and beyond else None
 
 
 def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
