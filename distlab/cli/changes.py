@@ -17,7 +17,7 @@ class Changes:
 
         A verdict on a file that could not be run says nothing about its clauses.
         """
-        if not verdict.world_sizes:
+        if not verdict.ran:
             return ""
         now = {clause.id: (clause.status, clause.slug) for clause in verdict.clauses}
         before = self._last.get(verdict.id, {})

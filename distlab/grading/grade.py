@@ -139,6 +139,7 @@ class Grader:
         self._on_played(task, tuple(played.values()))
         verdict = replace(
             verdict,
+            ran=True,
             clauses=clauses,
             # Sizes that were asked for are named as they were.
             world_sizes=tuple(sorted(played))

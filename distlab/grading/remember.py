@@ -25,7 +25,7 @@ def record(
             verdict.id,
             passed=verdict.status == "pass",
             digest=verdict.function_digest,
-            ran=bool(verdict.world_sizes),
+            ran=verdict.ran,
             slug=verdict.slug,
             file_digest=verdict.digest,
             counts=not worlds,

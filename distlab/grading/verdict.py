@@ -150,6 +150,9 @@ class TaskVerdict:
     seconds: float = 0.0
     message: str = ""
     slug: str = ""
+    ran: bool = (
+        False  # its checks ran; with no ranks, `world_sizes` is empty all the same
+    )
     world_sizes: tuple[int, ...] = ()
     is_plan: bool = False  # pure functions: no rank sends anything
     printed: int = 0  # lines, in the latest run of each world size

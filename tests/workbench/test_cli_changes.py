@@ -19,6 +19,7 @@ def verdict(*clauses: str, task: str = "a.b", ran: bool = True) -> TaskVerdict:
         status="fail",
         path="",
         digest="",
+        ran=ran,
         world_sizes=(3,) if ran else (),
         clauses=[
             ClauseVerdict(id=name, text="", status=status, slug=slug)  # type: ignore[arg-type]
