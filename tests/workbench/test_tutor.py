@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from distlab import tutor
 from distlab.cli.explain import explain
 from distlab.cli.status import status
+from distlab.comm import Comm
 from distlab.curriculum import Progress, load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.torch_errors import read_torch_errors
@@ -64,7 +67,10 @@ def test_a_snippet_runs_and_prints_what_is_said(
         monkeypatch.delenv(variable)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        exec(compile(concept.snippet, concept.name, "exec"), {"__name__": "snippet"})
+        exec(
+            compile(concept.snippet, f"{concept.name}.py", "exec"),
+            {"__name__": "snippet"},
+        )
     assert said.getvalue().strip("\n") == concept.prints
 
 
@@ -267,3 +273,70 @@ def test_scores_of_hunts_and_of_tests_are_in_the_status(
     said = capsys.readouterr().out
     assert re.search(r"^hunts: 1 of \d+\b", said, re.MULTILINE)
     assert re.search(r"\bcollectives: 3 of 188\b", said)
+
+
+# ── the ranks of the snippets ───────────────────────────────────────────────────────
+
+
+def unlike_sizes(comm: Comm) -> None:
+    comm.all_reduce(torch.ones(1 if comm.rank else 8))
+
+
+def unlike_order(comm: Comm) -> None:
+    short, long = torch.ones(2), torch.ones(3)
+    for tensor in (short, long) if comm.rank else (long, short):
+        comm.all_reduce(tensor)
+
+
+def unlike_dtypes(comm: Comm) -> None:
+    comm.all_gather(
+        torch.ones(2).to(TYPES[comm.rank]), torch.ones(1).to(TYPES[comm.rank])
+    )
+
+
+def unlike_calls(comm: Comm) -> None:
+    if comm.rank:
+        comm.all_reduce(torch.ones(1))
+    else:
+        comm.broadcast(torch.ones(1), 0)
+
+
+def unlike_ends(comm: Comm) -> None:
+    if comm.rank == 0:
+        comm.send(torch.ones(2), 1)
+    else:
+        comm.recv(torch.ones(3), 0)
+
+
+def not_waited_for(comm: Comm) -> None:
+    comm.all_reduce(torch.ones(2), async_op=True)
+
+
+TYPES = (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("program", "calls"),
+    [
+        (unlike_sizes, ["all_reduce  [8]", "all_reduce  [1]"]),
+        (unlike_order, ["all_reduce  [3]", "all_reduce  [2]"]),
+        (unlike_dtypes, ["all_gather  [1] float32", "all_gather  [1] float64"]),
+        (unlike_calls, ["broadcast  [1]", "all_reduce  [1]"]),
+        (unlike_ends, ["send → 1  [2]", "recv ← 0  [3]"]),
+        (not_waited_for, ["all_reduce", "all_reduce"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_calls_that_do_not_fit_are_named_with_ranks_and_lines(
+    program: Callable[[Comm], None], calls: list[str]
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        tutor.on_ranks(2, program)
+    lines = str(caught.value).splitlines()
+    for rank, call in enumerate(calls):
+        (line,) = [line for line in lines if line.startswith(f"  rank {rank} ")]
+        assert call in line
+        (number,) = re.findall(r"test_tutor\.py:(\d+)$", line)
+        begin = program.__code__.co_firstlineno
+        assert int(number) in range(begin, begin + 6)
+    assert tutor.on_ranks(2, lambda comm: comm.rank) == [0, 1]
