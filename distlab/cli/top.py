@@ -1,4 +1,4 @@
-"""`distlab top FOLDER`: the records of a run, as they come, and whom they point at."""
+"""`distlab top`: the records of a run, as they come, and whom they point at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distlab.cli.screen import STYLES, moves, show
+from distlab.cli.keys import pressed_keys
+from distlab.cli.screen import STYLES, command, moves, show
+from distlab.paths import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,20 +26,30 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 """Seconds between two looks at the folder."""
 
+_KEYS_S = 0.05  # between two looks at the keyboard
+
 TASK = "monitoring.suspects"
 
-Folder = Annotated[Path, typer.Argument(help="What `distlab ddp --monitor` was given.")]
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        help="What --monitor or --records was given; else the newest one here."
+    ),
+]
 Once = Annotated[bool, typer.Option("--once", help="Show it once and end.")]
 
 
-def top(folder: Folder, once: Once = False) -> int:
-    """Watch a monitored run: losses, shares, and the ranks that are suspected."""
+def top(folder: Folder = None, once: Once = False) -> int:
+    """Watch a run until it ends: losses, shares, and the ranks that are suspected."""
     from distlab.monitor.jsonl import read_folder
     from distlab.monitor.view import view
 
     size = shutil.get_terminal_size()
+    if folder is None:
+        folder = _newest()
+        show([("dim", shown(folder))])
     recorded = read_folder(folder)  # what is no such folder is refused here
-    if once or not moves():
+    if once or recorded.is_over or not moves():
         lines = view(
             recorded,
             time.time(),
@@ -48,6 +60,24 @@ def top(folder: Folder, once: Once = False) -> int:
         show(lines)
         return 0
     return _live(folder)
+
+
+def _newest() -> Path:
+    """The folder of the newest records below the working folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from distlab.monitor.jsonl import newest_folder
+
+    found = newest_folder(Path.cwd())
+    if found is None:
+        raise ValueError(
+            "there are no records in this folder yet: "
+            f"{command('ddp --monitor runs/one')} writes some, and "
+            f"{command('top FOLDER')} shows those of another place"
+        )
+    return found
 
 
 def namer() -> Namer:
@@ -76,26 +106,42 @@ def namer() -> Namer:
 
 
 def _live(folder: Path) -> int:
+    """Show the folder until its run has ended, or q or Ctrl-C is pressed."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
     name: Namer | None = None
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with (
+        pressed_keys() as next_key,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
         try:
-            live.update(_frame(folder, console, name), refresh=True)
+            frame, is_over = _frame(folder, console, name)
+            live.update(frame, refresh=True)
             name = namer()
-            while True:
-                live.update(_frame(folder, console, name), refresh=True)
-                time.sleep(EVERY_S)
+            while not is_over and not _quits(next_key):
+                frame, is_over = _frame(folder, console, name)
+                live.update(frame, refresh=True)
         except KeyboardInterrupt:
             pass
-    *last, _how_it_ends = _frame(folder, console, name).split("\n")
+    *last, _how_it_ends = _frame(folder, console, name)[0].split("\n")
     show([("plain", line.plain) for line in last])
     return 0
 
 
-def _frame(folder: Path, console: Console, name: Namer | None) -> Text:
+def _quits(next_key: Callable[[], str]) -> bool:
+    """Wait for the next look at the folder; whether q was pressed meanwhile."""
+    until = time.monotonic() + EVERY_S
+    while time.monotonic() < until:
+        if next_key() == "q":
+            return True
+        time.sleep(_KEYS_S)
+    return False
+
+
+def _frame(folder: Path, console: Console, name: Namer | None) -> tuple[Text, bool]:
+    """The view as it is now, and whether the run has ended."""
     from rich.text import Text
 
     from distlab.monitor.jsonl import read_folder
@@ -109,6 +155,6 @@ def _frame(folder: Path, console: Console, name: Namer | None) -> Text:
         height=height - 1,
         suspected=name(recorded) if name else None,
     )
-    lines.append(("dim", "Ctrl-C ends this view; the run goes on"))
+    lines.append(("dim", "q ends this view; the run goes on"))
     rows = [Text(text, style=STYLES.get(style, "")) for style, text in lines]
-    return Text("\n").join(rows)
+    return Text("\n").join(rows), recorded.is_over

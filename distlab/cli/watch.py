@@ -6,11 +6,8 @@ The ranks' zygote stays warm between saves, so a verdict costs a few forks.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from distlab.cli.check import (
     what_helps,
 )
 from distlab.cli.hint import hint
+from distlab.cli.keys import pressed_keys
 from distlab.cli.screen import command, show, waiting
 from distlab.cli.trace import keep_timeline, open_page
 from distlab.curriculum import Progress, Task, load_curriculum
@@ -37,6 +35,7 @@ from distlab.tutor.last_run import timeline_path
 KEYS = "c check again   n next   h hint   t timeline   q quit"
 _POLL_MS = 100
 _HALF_WRITTEN_S = 0.05  # many an editor empties the file first, then writes it
+_UNREADABLE = ("renamed", "syntax-error")  # slugs of a file that lacks the task
 _SETTLE_MS = 30  # an editor's save is one or two events, this close together
 
 
@@ -48,19 +47,19 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
     """
     curriculum = load_curriculum()
     chosen(curriculum, Progress(curriculum.root), [name] if name else [])
-    with Cluster() as cluster, _keys() as next_key:
+    with Cluster() as cluster, pressed_keys() as next_key:
         cluster.start(wait=False)
         session = _Session(name, cluster, next_key, worlds=worlds, as_json=as_json)
         saves = _saves(session.files())
         next(saves)  # watching has begun: no save after the first verdict is missed
-        session.judge_if_wanted()
+        session.judge_if_wanted(asked=True)
         for changes in saves:
             key = session.take_key()
             if key == "q":
                 break
             session.press(key)
             if changes or key == "c":
-                session.judge_if_wanted()
+                session.judge_if_wanted(asked=key == "c")
     return session.exit_code
 
 
@@ -91,7 +90,9 @@ class _Session:
         self._passed_here: set[str] = set()
         self._hinted: set[str] = set()  # tasks whose last hint has been said
         self._skip_asked = False
-        self._under_judgement: list[float] = []
+        self._under_judgement: dict[Path, int] = {}
+        self._judged: dict[Path, int] = {}  # when each file was saved, at the last look
+        self._code: dict[str, str] = {}  # the digest of each task's code, as of then
         self._next_key, self._key = next_key, ""
         self.exit_code = 0
         cluster.is_unwanted = self._is_unwanted
@@ -140,7 +141,7 @@ class _Session:
             self._say_keys()
         else:
             self._task, self._skip_asked = following, False
-            self.judge_if_wanted()
+            self.judge_if_wanted(asked=True)
 
     def _following(self) -> Task | None:
         """The next task of the path that has not passed; then those before this one."""
@@ -161,31 +162,37 @@ class _Session:
         """The learner's files."""
         return set(self._files)
 
-    def judge_if_wanted(self) -> None:
-        """Judge; a newer save, or q, ends that: an endless loop takes long."""
+    def judge_if_wanted(self, *, asked: bool) -> None:
+        """Judge; a newer save, or q, ends that: an endless loop takes long.
+
+        `asked` is for the current task, whatever was saved.
+        """
         self._under_judgement = self._save_times()
         self._skip_asked = False
         try:
-            self.judge()
+            self.judge(asked=asked)
         except RunCancelledError:
             if self._key != "q":
                 self._say("dim", "  saved again: starting over")
+        else:
+            self._judged, self._code = self._under_judgement, self._digests()
 
     def _is_unwanted(self) -> bool:
         self._key = self._key or self._next_key()
         return self._key == "q" or self._save_times() != self._under_judgement
 
-    def _save_times(self) -> list[float]:
+    def _save_times(self) -> dict[Path, int]:
         found = [file for file in self._files if file.exists()]
-        return [file.stat().st_mtime_ns for file in found]
+        return {file: file.stat().st_mtime_ns for file in found}
 
-    def judge(self) -> None:
-        """Judge the task, after what passed before and has changed."""
+    def judge(self, *, asked: bool) -> None:
+        """Judge the task that was saved, after what passed before and has changed."""
         broken = self._broken_file()
         if broken:
             self.exit_code = FAILED
             self._tell(broken)
             return
+        passed_again = []
         for earlier in self._changed_since_passing():
             again = self._verdict(earlier)
             if again.status == "fail":
@@ -194,8 +201,72 @@ class _Session:
                 self._tell(again)
                 return
             remember(self._progress, again, self._worlds)
+            passed_again.append(again)
         self._move_on_if_begun()
-        self._tell(self._verdict(self._task))
+        if not asked:
+            self._turn_to_what_was_edited(passed_again)
+        if asked or self._is_saved(self._task):
+            self._tell(self._verdict(self._task))
+        else:
+            self._tell_of_other_files(passed_again)
+
+    def _digests(self) -> dict[str, str]:
+        """The digest of each task's code; as before where a file can't be read now."""
+        found = dict(self._code)
+        for task in self._curriculum.tasks:
+            verdict, _ = look_at(self._curriculum, task, "mine")
+            if verdict.function_digest and verdict.slug not in _UNREADABLE:
+                found[task.id] = verdict.function_digest
+        return found
+
+    def _saved(self) -> list[Path]:
+        """The files that are not as they were at the last look."""
+        return [
+            path
+            for path in self._files
+            if self._judged.get(path) != self._under_judgement.get(path)
+        ]
+
+    def _is_saved(self, task: Task) -> bool:
+        unit = self._curriculum.units[task.unit]
+        return unit.template(self._curriculum.root) in self._saved()
+
+    def _turn_to_what_was_edited(self, passed_again: Sequence[TaskVerdict]) -> None:
+        """Take the task whose code was saved, unless one was named on the command line.
+
+        The current one stays if its own code was edited, or no task's code was.
+        """
+        code, known = self._digests(), {verdict.id for verdict in passed_again}
+        edited = [
+            task
+            for task in self._curriculum.tasks
+            if code.get(task.id) != self._code.get(task.id) and task.id not in known
+        ]
+        if self._name or self._task in edited:
+            return
+        for task in edited:
+            verdict, _ = look_at(self._curriculum, task, "mine")
+            if verdict.status != "not_started" and verdict.slug not in _UNREADABLE:
+                self._task = task
+                return
+
+    def _tell_of_other_files(self, passed_again: Sequence[TaskVerdict]) -> None:
+        """Say what came of a save that the current task has no part in."""
+        time.sleep(_HALF_WRITTEN_S)
+        if self._save_times() != self._under_judgement:
+            raise RunCancelledError
+        for verdict in passed_again:
+            if self._as_json:
+                print(json.dumps(verdict.to_json()), flush=True)
+            else:
+                show(lines_of(verdict))
+        names = ", ".join(path.name for path in self._saved())
+        if self._name and not passed_again:
+            only = f"only {self._task.number} is being watched"
+            self._say("dim", f"  saved {names}, but {only}")
+        elif not passed_again:
+            self._say("dim", f"  saved {names}, but no task has new code there")
+        self._say_keys()
 
     def _move_on_if_begun(self) -> None:
         """To the next task without n, if what was saved is a beginning of that."""
@@ -263,7 +334,7 @@ class _Session:
         return report.tasks[0]
 
     def _tell(self, verdict: TaskVerdict) -> None:
-        if verdict.status == "fail" and not verdict.world_sizes:
+        if verdict.status == "fail" and not verdict.ran:
             time.sleep(_HALF_WRITTEN_S)
         if self._save_times() != self._under_judgement:
             raise RunCancelledError
@@ -279,7 +350,7 @@ class _Session:
             keep_timeline(self._progress, verdict)
             print(json.dumps(verdict.to_json()), flush=True)
             return
-        if lost and verdict.world_sizes:
+        if lost and verdict.ran:
             self._say("fail", f"{verdict.number} passed before, and fails now:")
         show(lines_of(verdict))
         if changed and verdict.status == "fail":
@@ -326,28 +397,3 @@ def _saves(files: set[Path]) -> Iterator[set[Any]]:
         recursive=False,
         raise_interrupt=True,
     )
-
-
-@contextmanager
-def _keys() -> Iterator[Any]:
-    """A function that returns the key just pressed, or nothing. It never waits."""
-    if not sys.stdin.isatty():
-        yield lambda: ""
-        return
-    import select
-    import termios
-    import tty
-
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-
-    def pressed() -> str:
-        ready, _, _ = select.select([descriptor], [], [], 0)
-        # Not sys.stdin.read: it would keep a second key where select cannot see it.
-        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
-
-    try:
-        tty.setcbreak(descriptor)
-        yield pressed
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

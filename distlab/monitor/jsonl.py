@@ -1,6 +1,7 @@
 """A folder of JSON lines: `run.json`, `rank_<r>.jsonl`, `figures.jsonl`.
 
-    run.json        what the run is: world size, steps, when it began, its settings
+    run.json        what the run is: world size, steps, when it began, its settings;
+                    and `ended_s`, Unix time, once nothing more will come
     rank_0.jsonl    a StepRecord of rank 0 in each line
     figures.jsonl   {"step": …, "loss": …}: all ranks together, and validations
     autopsy.txt     only where the run did not finish: why, and where each rank was
@@ -12,9 +13,12 @@ they stand as "nan" and "inf".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +26,8 @@ from typing import Any, TextIO
 from distlab.monitor.records import StepRecord
 
 RUN, FIGURES, AUTOPSY = "run.json", "figures.jsonl", "autopsy.txt"
+ENDED = "ended_s"
+_DEPTH = 3  # folders below the working folder in which records are looked for
 
 
 class JsonLines:
@@ -53,7 +59,8 @@ class JsonLines:
             for path in folder.glob("*.jsonl"):
                 _keep_up_to(path, after)
         self._folder, self._files = folder, dict[str, TextIO]()
-        (folder / RUN).write_text(json.dumps(dict(run), indent=1) + "\n")
+        self._run = dict(run)
+        _write_run(folder, self._run)
 
     def record(self, record: StepRecord) -> None:
         """A line in the file of its rank."""
@@ -64,10 +71,12 @@ class JsonLines:
         self._write(FIGURES, {"step": step, **figures})
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and say in the folder that the run has ended."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+        with contextlib.suppress(OSError):  # the folder may be gone, or its disk full
+            _write_run(self._folder, {**self._run, ENDED: time.time()})
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         file = self._files.get(name)
@@ -77,6 +86,12 @@ class JsonLines:
         file.write(json.dumps({key: _finite(value) for key, value in values.items()}))
         file.write("\n")
         file.flush()
+
+
+def _write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    beside = folder / f"{RUN}.part"  # whoever reads meanwhile finds a whole file
+    beside.write_text(json.dumps(dict(run), indent=1) + "\n")
+    beside.replace(folder / RUN)
 
 
 def _is_run(path: Path, same: Mapping[str, Any]) -> bool:
@@ -113,6 +128,12 @@ class Recorded:
     records: dict[int, list[StepRecord]]  # by rank, oldest first
     figures: list[dict[str, float]]  # each with its "step"
     autopsy: str = ""  # why it did not finish
+    ended_s: float | None = None  # Unix time; None while it runs, or if it was killed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more records will come."""
+        return self.ended_s is not None or bool(self.autopsy)
 
 
 def read_folder(folder: Path) -> Recorded:
@@ -129,6 +150,7 @@ def read_folder(folder: Path) -> Recorded:
         raise ValueError(f"{folder / RUN} cannot be read: {error}") from error
     if not isinstance(run, dict) or "world_size" not in run:
         raise ValueError(f"{folder / RUN} does not say the world size")
+    ended_s = run.pop(ENDED, None)
     paths = {rank: folder / f"rank_{rank}.jsonl" for rank in range(run["world_size"])}
     records = {
         rank: [_record(values, path) for values in _lines(path)]
@@ -140,7 +162,43 @@ def read_folder(folder: Path) -> Recorded:
     ]
     path = folder / AUTOPSY
     reason = path.read_text(encoding="utf-8").split("\n")[0] if path.exists() else ""
-    return Recorded(run=run, records=records, figures=figures, autopsy=reason)
+    return Recorded(
+        run=run, records=records, figures=figures, autopsy=reason, ended_s=ended_s
+    )
+
+
+def newest_folder(under: Path) -> Path | None:
+    """The folder of records, in `under` or a little below, that was written to last."""
+    found = [(_written_s(folder), folder) for folder in _folders(under, _DEPTH)]
+    return max(found, default=(0.0, None))[1]
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Folders that hold records; hidden ones are left out."""
+    try:
+        inside = [e for e in os.scandir(folder) if not e.name.startswith((".", "__"))]
+        names = {entry.name for entry in inside}
+        folders = [e.path for e in inside if e.is_dir(follow_symlinks=False)]
+    except OSError:  # not ours to read
+        return
+    if RUN in names and _has_world_size(folder / RUN):
+        yield folder
+    elif depth:
+        for path in sorted(folders):
+            yield from _folders(Path(path), depth - 1)
+
+
+def _has_world_size(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        return isinstance(run, dict) and "world_size" in run
+    return False
+
+
+def _written_s(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return max(entry.stat().st_mtime for entry in os.scandir(folder))
+    return 0.0
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -120,9 +120,13 @@ def _head(
         ]
     )
     ago = max(0.0, now_s - last)
+    news = ("dim" if ago < SILENT_S else "fail", f"last record {duration(ago)} ago")
+    if recorded.ended_s is not None:
+        past = duration(max(0.0, now_s - recorded.ended_s))
+        news = ("dim", f"the run ended {past} ago")
     return [
         ("head", title),
-        ("dim" if ago < SILENT_S else "fail", f"last record {duration(ago)} ago"),
+        news,
         *(("plain", line) for line in _filled(_figures(figures), width)),
     ]
 

@@ -142,6 +142,17 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     last = terminal.until(READY)
     assert "hint 1.2 --level 4" in last
     assert "of 4" not in last
+    # another file is saved: no verdict on 1.2; then one on what was begun there
+    other = course.template("trainer")
+    other.write_text(f"# mine\n{pristine('trainer')}")
+    said = terminal.until(READY)
+    assert other.name in said
+    assert not re.search(NEXT, said)
+    other.write_text(filled("trainer.broadcast_model", "return None", "trainer"))
+    said = terminal.until("1.5 C1 (?s:.*)" + READY)
+    assert not re.search(r"\b1\.2\b", said)
+    other.write_text(pristine("trainer"))
+    terminal.until(r"\n1\.5 (?s:.*)" + READY)
     terminal.press("xq")
     assert terminal.end() == 10
     assert course.progress()[FIRST]["passed"]
@@ -247,6 +258,10 @@ def test_watch_one_task_with_ranks_of_ones_choice(course: Course) -> None:
         said = terminal.until(READY)
         assert "1.2 PASS  n = 1" in said
         assert "check 1.2" in " ".join(said.split())  # with all numbers
+        course.template("trainer").write_text(f"# mine\n{pristine('trainer')}")
+        said = terminal.until(READY)
+        assert re.search(r"template_trainer\.py.*\b1\.2\b", said)
+        assert "PASS" not in said
         terminal.press("q")
         assert terminal.end() == 0
     finally:

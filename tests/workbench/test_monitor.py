@@ -20,7 +20,7 @@ import torch
 from distlab.monitor import Monitor, StepRecord, Work, combined
 from distlab.monitor.extras import INSTALL, needed
 from distlab.monitor.flops import flops_per_sample
-from distlab.monitor.jsonl import JsonLines, read_folder
+from distlab.monitor.jsonl import JsonLines, newest_folder, read_folder
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.sinks import PORT, expect_known, open_sinks, place
 from distlab.monitor.view import bar, view
@@ -420,11 +420,31 @@ def test_ranks_that_have_room_stand_in_order(tmp_path: Path) -> None:
     assert [text.split()[0] for text in texts[-2:]] == ["0", "1"]
 
 
-def test_a_run_that_says_nothing_more_is_red(tmp_path: Path) -> None:
+def test_a_run_that_says_nothing_more_is_red_unless_it_has_ended(
+    tmp_path: Path,
+) -> None:
     recorded = read_folder(folder_of(tmp_path, [RECORD], 1))
-    style, text = view(recorded, RECORD.time_s + 90, width=80, height=24)[1]
+    assert recorded.is_over
+    assert recorded.ended_s is not None
+    now_s = recorded.ended_s + 90
+    assert view(recorded, now_s, width=80, height=24)[1][0] == "dim"
+    silent = replace(recorded, ended_s=None)
+    assert not silent.is_over
+    style, text = view(silent, RECORD.time_s + 90, width=80, height=24)[1]
     assert style == "fail"
     assert "1 min 30 s" in text
+
+
+def test_the_newest_folder_of_records_is_found(tmp_path: Path) -> None:
+    assert newest_folder(tmp_path) is None
+    for number, name in enumerate((".hidden", "runs/old", "runs/new", "a/b/c/d")):
+        folder_of(tmp_path / name, [RECORD], 1)
+        for path in (tmp_path / name).iterdir():
+            os.utime(path, (number + 9 * name.startswith("."),) * 2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("[]")
+    assert newest_folder(tmp_path) == tmp_path / "runs" / "new"
+    assert newest_folder(tmp_path / "runs" / "old") == tmp_path / "runs" / "old"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.monitor import reference_unit
+from distlab.cli import top
 from distlab.monitor import StepRecord
 from distlab.monitor.jsonl import JsonLines, read_folder, write_autopsy
 from distlab.monitor.meter import StepMeter, checksum
@@ -231,6 +234,52 @@ def test_the_view_says_why_a_run_did_not_finish(tmp_path: Path) -> None:
     assert read_folder(folder).autopsy == "the reason"
     lines = view(read_folder(folder), 1001.0, width=80, height=24)
     assert ("fail", "the reason") in lines
+
+
+def test_top_ends_with_the_run_or_at_q_and_finds_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"\btop FOLDER\b"):
+        top.top()
+    looks: list[float] = []
+    after: dict[int, Callable[[], str | None]] = {}  # so many looks: what happens
+
+    def pressed() -> str:
+        looks.append(time.monotonic())
+        return after.get(len(looks), str)() or ""
+
+    @contextmanager
+    def keys() -> Iterator[Callable[[], str]]:
+        yield pressed
+
+    nobody = Suspected(whose="no suspects", sentences=("nobody was asked",))
+    for name, value in (
+        ("moves", lambda: True),
+        ("pressed_keys", keys),
+        ("namer", lambda: lambda _: nobody),
+        ("EVERY_S", 0.02),
+        ("_KEYS_S", 0.01),
+    ):
+        monkeypatch.setattr(top, name, value)
+
+    # q, while the run goes on
+    sink = JsonLines(tmp_path / "runs/one", {"world_size": 1, "dataset": "digits"})
+    sink.record(RECORD)
+    after = {1: lambda: "x", 4: lambda: "q"}
+    assert top.top() == 0
+    assert len(looks) == 4
+    assert "nobody was asked" in capsys.readouterr().out
+
+    # the end of the run, while it is looked at; then it is shown once
+    looks.clear()
+    after = {3: sink.close}
+    assert top.top() == 0
+    assert 3 <= len(looks) < 20
+    looks.clear()
+    assert top.top() == 0
+    assert not looks
+    assert "runs/one" in capsys.readouterr().out
 
 
 def suspects_in(shown: str) -> list[str]:

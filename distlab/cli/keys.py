@@ -1,0 +1,36 @@
+"""Keys as they are pressed, without Enter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def pressed_keys() -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the key just pressed, or nothing; it never waits.
+
+    Where standard input is no terminal, no key is ever pressed.
+    """
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    import select
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> str:
+        ready, _, _ = select.select([descriptor], [], [], 0)
+        # Not sys.stdin.read: it would keep a second key where select cannot see it.
+        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
