@@ -12,16 +12,19 @@ from distlab.curriculum import (
     Curriculum,
     Progress,
     ProgressUnavailableError,
+    SourceError,
     Task,
     load_curriculum,
     path,
 )
 from distlab.curriculum.path import current_task, passed_tasks
+from distlab.curriculum.units import units_in
 from distlab.grading import Report, TaskVerdict
 from distlab.grading.judging import judge
 from distlab.grading.preflight import graded_files, look_at
 from distlab.grading.remember import record
 from distlab.grading.report import lines_of
+from distlab.paths import shown
 from distlab.runner.limits import MAX_RANKS
 from distlab.terminal import screen_width
 
@@ -46,6 +49,10 @@ def check(
     check_worlds(worlds)
     check_code(code)
     tasks = chosen(curriculum, progress, names, phase)
+    # A file has one unit: only tasks that were named must be in it.
+    if code not in ("mine", "reference") and all(name.isdecimal() for name in names):
+        are_asked = bool(names) or phase is not None
+        tasks = _in_file(curriculum, tasks, code, are_asked=are_asked)
 
     def tell(verdict: TaskVerdict) -> None:
         if code == "mine":
@@ -122,6 +129,30 @@ def _named(curriculum: Curriculum, name: str) -> list[Task]:
     if name.isdecimal():
         return curriculum.tasks_of(int(name))
     return [curriculum.task(name)]
+
+
+def _in_file(
+    curriculum: Curriculum, tasks: list[Task], code: str, *, are_asked: bool
+) -> list[Task]:
+    """Those of the tasks that are in the file's unit; all of it where none was asked.
+
+    Where the file is no Python, `tasks`: their verdict says so.
+
+    Raises:
+        ValueError: it has no function of any of them.
+    """
+    try:
+        units = units_in(curriculum, code)
+    except SourceError:
+        return tasks
+    own = [task for task in tasks if task.unit in units]
+    others = [task for task in curriculum.tasks if task.unit in units]
+    if own or (others and not are_asked):
+        return own or others
+    named, known = shown(Path(code)), ", ".join(units)
+    if not others:
+        raise ValueError(f"{named} has no function of any task of the course")
+    raise ValueError(f"{named} has no function of these tasks; it is about {known}")
 
 
 def remember(

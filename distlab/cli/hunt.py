@@ -60,7 +60,9 @@ def hunt(
     progress = Progress(curriculum.root)
     entries = _entries(curriculum)
     if line is not None:
-        task, entry = _open_hunt(curriculum, progress, entries, milestone)
+        task, entry = _open_hunt(
+            curriculum, progress, entries, milestone, anyway=anyway
+        )
         target = _prepare(curriculum, progress, task, entry, entries)
         return _judge(progress, target, line)
     task = _milestone(curriculum, progress, entries, milestone, anyway=anyway)
@@ -113,7 +115,12 @@ def _milestone(
 
 
 def _open_hunt(
-    curriculum: Curriculum, progress: Progress, entries: list[Entry], name: str
+    curriculum: Curriculum,
+    progress: Progress,
+    entries: list[Entry],
+    name: str,
+    *,
+    anyway: bool,
 ) -> tuple[Task, Entry]:
     """The hunt that a line is the answer to: an answer begins no other one."""
     asked = curriculum.task(name).number if name else ""
@@ -122,10 +129,15 @@ def _open_hunt(
         current = _kept(progress, task).current
         if asked in ("", task.number) and current in by_id:
             return task, by_id[current]
+    try:  # what is advised here must not be refused there
+        _milestone(curriculum, progress, entries, name, anyway=anyway)
+    except CurriculumError as error:
+        raise CurriculumError(f"no line can be judged: {error}") from None
     at = f" at {asked}" if asked else ""
+    begin = " ".join(("hunt", *([asked] if asked else []), *["--anyway"] * anyway))
     raise CurriculumError(
         f"no hunt is open{at}, so there is no line to judge; one begins with: "
-        f"{command(f'hunt {asked}')}"
+        f"{command(begin)}"
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
-from distlab.cli.screen import show, warn
-from distlab.curriculum import Progress, load_curriculum
+from distlab.cli.screen import command, show, warn
+from distlab.curriculum import Curriculum, Progress, SourceError, load_curriculum
 from distlab.curriculum.choose import (
     OVERRIDE,
+    Part,
     as_side,
     chosen_unit,
     names_to_set,
@@ -17,7 +19,7 @@ from distlab.curriculum.choose import (
 
 
 def use(side: str = "", names: Sequence[str] = ()) -> int:
-    """Set the side of units and tasks, and print the table of what is used.
+    """Set the side of units and tasks, and print what changed; alone, the whole table.
 
     Raises:
         CurriculumError: no such side, unit or task.
@@ -26,16 +28,31 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
-    if side:
-        wanted = as_side(side)
-        ids = names_to_set(curriculum, list(names))
-        kept = progress.read().get("use", {})
-        progress.keep("use", settings_for(curriculum, kept, ids, wanted))
     if os.environ.get(OVERRIDE):
         warn(f"{OVERRIDE}={os.environ[OVERRIDE]} is set and counts for everything")
+    if not side:
+        show([("plain", part.line()) for part in _parts(curriculum)])
+        return 0
+    wanted = as_side(side)
+    ids = names_to_set(curriculum, list(names))
+    before: dict[str, Part] = {}
+    with contextlib.suppress(SourceError):  # what is set now may be the way out of it
+        before = {part.task: part for part in _parts(curriculum)}
+    kept = progress.read().get("use", {})
+    progress.keep("use", settings_for(curriculum, kept, ids, wanted))
+    after = _parts(curriculum)
+    changed = [part for part in after if part != before.get(part.task)]
+    show([("plain", part.line()) for part in changed])
+    same = len(after) - len(changed)
+    tasks = f"{same} task{'s' * (same != 1)}"
+    count = f"{tasks} as before" if changed else f"nothing changes: {tasks} as before"
+    show([("dim", f"{count}; {command('use')} shows them all")])
+    return 0
+
+
+def _parts(curriculum: Curriculum) -> list[Part]:
+    """Whose each task is now, in the order of the path."""
     order = [task.id for task in curriculum.tasks]
     choices = [chosen_unit(curriculum, unit) for unit in curriculum.units]
     parts = [part for choice in choices for part in choice.parts]
-    parts.sort(key=lambda part: order.index(part.task))
-    show([("plain", part.line()) for part in parts])
-    return 0
+    return sorted(parts, key=lambda part: order.index(part.task))

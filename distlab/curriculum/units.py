@@ -216,6 +216,23 @@ def read_source(curriculum: Curriculum, unit: Unit, code: str = "mine") -> UnitS
         raise SourceError("the file is not UTF-8 text", path) from error
 
 
+def units_in(curriculum: Curriculum, code: str) -> list[str]:
+    """The units that a file is about: of which it has most of the tasks' functions.
+
+    Raises:
+        SourceError: the file cannot be read or parsed.
+    """
+    shares: dict[str, float] = {}
+    for unit in curriculum.units.values():
+        source = read_source(curriculum, unit, code)
+        functions = functions_of(read_source(curriculum, unit, "reference").text)
+        states = [source.state_of(task.id, functions[task.id]) for task in unit.tasks]
+        present = [state for state, _ in states if state != "missing"]
+        shares[unit.name] = len(present) / len(states)
+    most = max(shares.values())
+    return [unit for unit, share in shares.items() if share == most > 0]
+
+
 # A text is looked at once for each of its tasks: parse and compile it only once. A look
 # at all files, as at every save, takes templates and references in turn: room for both.
 _remembered = lru_cache(maxsize=256)(UnitSource)

@@ -227,12 +227,21 @@ def test_what_cannot_be_hunted(here: Course, golden: Golden) -> None:
     ):
         told.append(refusal(CurriculumError, hunt, name, anyway=anyway))
         assert re.search(named, told[-1]), told
+    # a line of no open hunt: never advice that would be refused
+    for name, named in (
+        ("", r"\b1\.7 .* hunt --anyway$"),
+        ("1.7", r"\b1\.7 .* hunt 1\.7 --anyway$"),
+        ("1.4", r"\b1\.4\b.*\b1\.7\b"),
+    ):
+        told.append(refusal(CurriculumError, hunt, name, line=3))
+        assert re.search(named, told[-1]), told
+        assert not re.search(r"hunt 1\.4\b", told[-1])
     kept = here.state / "progress.json"
     kept.parent.mkdir()
     for broken in ('{"hunts": 3}', '{"hunts": {"1.7": {"found": 3, "open": []}}}'):
         kept.write_text(broken)
         told.append(refusal(CurriculumError, hunt, anyway=True, line=1))
-        assert re.search(r"distlab hunt$", told[-1])
+        assert re.search(r"distlab hunt --anyway$", told[-1])
     kept.write_text('{"hunts": {"1.7": {"filled": 3, "open": "TR65"}}}')
     assert hunt(line=1) == 1
     (path,) = (here.state / "hunt").glob("*.py")

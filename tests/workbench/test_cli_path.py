@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,11 @@ from distlab.cli.reset import reset
 from distlab.cli.status import status
 from distlab.curriculum import CurriculumError, Progress, Task, load_curriculum
 from distlab.curriculum.path import current_task, passed_tasks
+from distlab.grading.clause import checks_of, sizes_of
 from distlab.grading.preflight import look_at
-from tests.workbench.course import EXCHANGE, FIRST, Course, pristine
+from distlab.grading.remember import record
+from distlab.runner import Cluster
+from tests.workbench.course import EXCHANGE, FIRST, Course, keep_warm, pristine
 from tests.workbench.golden import Golden
 
 Capture = pytest.CaptureFixture[str]
@@ -104,6 +109,66 @@ def test_a_task_that_failed_by_its_siblings_mistake_counts_again(here: Course) -
     progress.record_verdict(FIRST, passed=False, digest=same, file_digest=file)
     assert passed_tasks(curriculum, progress) == set()
     assert current_task(curriculum, progress).id == FIRST
+
+
+def test_a_pass_counts_whatever_number_of_ranks_it_was_judged_at(
+    here: Course, capsys: Capture
+) -> None:
+    """4.4 has no ranks: as a learner's files, all references must have a tick."""
+    curriculum, progress = load_curriculum(), Progress(here.root)
+    for unit in curriculum.units.values():
+        shutil.copy(unit.solution(here.root), unit.template(here.root))
+    for task in curriculum.tasks:
+        looked, ready = look_at(curriculum, task, "mine")
+        assert ready is not None
+        sizes = {size for check in checks_of(task.id) for size in check.worlds}
+        verdict = replace(
+            looked, status="pass", ran=True, world_sizes=sizes_of(task.id, sizes)
+        )
+        record(progress, verdict)
+    assert passed_tasks(curriculum, progress) == {task.id for task in curriculum.tasks}
+    status(all_phases=True)
+    assert capsys.readouterr().out.count("✓") == len(curriculum.tasks)
+
+
+def test_a_task_without_ranks_is_judged_and_recorded(
+    here: Course, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_warm(cluster, monkeypatch)
+    curriculum = load_curriculum()
+    task = curriculum.task("4.4")
+    assert sizes_of(task.id, [1]) == ()
+    unit = curriculum.units[task.unit]
+    shutil.copy(unit.solution(here.root), unit.template(here.root))
+    assert check(["4.4"]) == 0
+    assert passed_tasks(curriculum, Progress(here.root)) == {task.id}
+    entry = here.progress()[task.id]
+    assert (entry["checks"], entry["fails_now"]) == (1, False)
+
+
+def test_a_file_is_judged_by_the_tasks_of_its_unit(
+    here: Course, capsys: Capture
+) -> None:
+    """Nothing of it is written yet, so that no rank is needed."""
+    curriculum = load_curriculum()
+
+    def numbers(*names: str, unit: str = "", phase: int | None = None) -> list[str]:
+        check(names, phase=phase, code=f"{unit}.py", as_json=True)
+        return [task["number"] for task in json.loads(capsys.readouterr().out)["tasks"]]
+
+    for unit in ("collectives", "ring_allreduce", "trainer"):  # two have an all_reduce
+        (here.root / f"{unit}.py").write_text(pristine(unit))
+        own = [task.number for task in curriculum.units[unit].tasks]
+        assert numbers(own[0][0], unit=unit) == own
+        assert numbers(own[-1], unit=unit) == own[-1:]  # as it was named
+    assert numbers(unit="trainer") == own  # none was named, and 1.1 is not in it
+    assert numbers(unit="collectives") == ["1.1"]
+    with pytest.raises(ValueError, match=r"trainer\.py\b.*\btrainer$"):
+        check([], phase=2, code="trainer.py")
+    assert check(["1.4"], code="trainer.py") == 1  # named: it lacks the function
+    Path("empty.py").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.py"):
+        check([], code="empty.py")
 
 
 @pytest.mark.slow

@@ -49,17 +49,25 @@ def test_settings_of_units_and_tasks(
     here.fill(FIRST, "return 'mine'")
     assert use("mine", ["collectives"]) == 0
     said = capsys.readouterr().out
-    assert re.search(rf"1\.1 +{FIRST} +yours +[0-9a-f]{{12}}$", said, re.MULTILINE)
+    (changed, others) = said.splitlines()
+    assert re.search(rf"^1\.1 +{FIRST} +yours +[0-9a-f]{{12}}$", changed)
+    num_tasks = len(load_curriculum().tasks)
+    assert str(num_tasks - 1) in others
     assert choose().load().send_recv(None, None) == "mine"
     use("reference", ["1.1"])
     assert whose(choose())[FIRST] == "reference"
+    capsys.readouterr()
+    use("reference", ["1.1"])
+    assert str(num_tasks) in capsys.readouterr().out.splitlines()[0]  # as before
     use("mine", ["collectives"])  # the whole unit again: its tasks' settings go
     assert whose(choose())[FIRST] == "mine"
     monkeypatch.setenv("DISTLAB_IMPL", "reference")
     assert set(whose(choose()).values()) == {"reference"}
     capsys.readouterr()
     use()
-    assert "DISTLAB_IMPL=reference" in capsys.readouterr().err
+    said, beside = capsys.readouterr()
+    assert "DISTLAB_IMPL=reference" in beside
+    assert len(said.splitlines()) == num_tasks
     monkeypatch.setenv("DISTLAB_IMPL", "yours")
     with pytest.raises(CurriculumError, match=r"DISTLAB_IMPL.*'yours'"):
         use()
@@ -74,6 +82,9 @@ def test_a_file_that_is_no_python(here: Course) -> None:
     with pytest.raises(SourceError, match=r"template_collectives\.py") as caught:
         choose("mine")
     assert caught.value.line == 1
+    with pytest.raises(SourceError):
+        use("mine")
+    assert use("reference") == 0  # the way out of it
 
 
 @pytest.mark.parametrize(
