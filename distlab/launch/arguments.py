@@ -27,14 +27,16 @@ Starts the ranks of script.py, with the environment that torchrun gives them.
                          don't restart
   --monitor-interval S   seconds from one look at the ranks to the next (0.1)
   --grace-period S       seconds from SIGTERM to SIGKILL (30); also --shutdown-timeout
-  --signals-to-handle L  more signals that stop the job, such as SIGUSR1,SIGUSR2; we
-                         pass them on to the ranks unchanged
+  --signals-to-handle L  signals that stop the job and reach the ranks unchanged, such
+                         as SIGUSR1,SIGINT; without it Ctrl-C, which is SIGINT, reaches
+                         them as SIGTERM, because a script may save on SIGTERM
   --backend NAME         gloo, nccl or tcp (gloo)
   -m, --module           script.py is the name of a module, as in python -m
   --no-python            script.py is a command; don't run it with Python
   --run-path             run it with runpy.run_path
 
-The terminal shows what the ranks print, with the rank before each line:
+Stdout shows what the ranks print on both streams, with the rank before each line;
+what the launcher itself says is on stderr:
 
   --log-dir DIR          keep rank_<r>.log there
   -r, --redirects WHICH  don't show stdout (1), stderr (2), both (3), or by local

@@ -70,16 +70,16 @@ class LaunchConfig:
     """The ranks find it in ROLE_NAME."""
     run_id: str | None = None
     """The name of this job, for TORCHELASTIC_RUN_ID. Agents with another name can't
-    join this job's agents."""
+    join this job's agents. None: SLURM's, or on one node a new one for each launch."""
     local_addr: str | None = None
     """This node's own address, if the ranks shouldn't look for it themselves."""
     any_node: bool = False
     """Instead of node_rank: the owner of master_addr is node 0 and numbers the rest."""
     any_port: bool = False
     """On one node, use another port if master_port is taken."""
-    signals_to_handle: tuple[str, ...] = HANDLED
-    """More signals that stop the job, besides SIGTERM, SIGINT and SIGHUP. The ranks get
-    these signals unchanged, but a SIGTERM for the usual ones."""
+    signals_to_handle: tuple[str, ...] = ()
+    """Signals that stop the job and reach the ranks unchanged. SIGTERM, SIGINT, SIGHUP
+    and SIGQUIT always stop it, but reach the ranks as SIGTERM unless named here."""
     virtual_local_rank: bool = False
     """LOCAL_RANK is 0 on all ranks, and each sees only its own GPU."""
     numa_binding: str | None = None
@@ -165,10 +165,14 @@ class LaunchConfig:
         return self.master_addr if is_number or self.nnodes == 1 else ""
 
     @property
+    def handled(self) -> tuple[str, ...]:
+        """The names of all signals that stop the job."""
+        return tuple(dict.fromkeys((*self.signals_to_handle, *HANDLED)))
+
+    @property
     def forwarded(self) -> frozenset[int]:
         """The signals that the ranks get unchanged, and not as SIGTERM."""
-        own = [name for name in self.signals_to_handle if name not in HANDLED]
-        return frozenset(getattr(signal, name) for name in own)
+        return frozenset(getattr(signal, name) for name in self.signals_to_handle)
 
     def _expect_whole_numbers(self) -> None:
         least = {"nproc_per_node": 1, "nnodes": 1, "max_restarts": 0, "master_port": 0}

@@ -27,7 +27,13 @@ from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Folder, Log, Terminal, open_logs
 from distlab.launch.numbering import numbered
-from distlab.launch.ranks import Meeting, Ranks, command_for, rank_variables
+from distlab.launch.ranks import (
+    Meeting,
+    Ranks,
+    command_for,
+    rank_variables,
+    with_own_name,
+)
 from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
@@ -60,7 +66,7 @@ class DistributedLauncher:
         expect_resources(self.config)
         program = [str(script), *map(str, arguments)]
         decisions = Decisions()
-        inbox = Inbox(self.config.signals_to_handle)
+        inbox = Inbox(self.config.handled)
         with inbox.signals(), contextlib.closing(inbox), _orphans_come_here():
             return self._run(program, decisions, inbox)
 
@@ -74,7 +80,8 @@ class DistributedLauncher:
             stack.callback(folder.close)
             if config.log_dir is None and folder.is_kept:
                 _say(f"{PREFIX} the ranks' logs are in {folder.path}\n")
-            config = replace(config, log_dir=folder.path)
+            named = with_own_name(config, os.environ)
+            config = replace(named, log_dir=folder.path)
             logs = _logs(config, folder, stack)
             terminal = Terminal(
                 logs,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.launch.config import HANDLED, LOOPBACK, LaunchError
+from distlab.launch.config import LOOPBACK, LaunchError
 from distlab.launch.output import PREFIX, Output, streams, texts
 
 C10D_PORT = 29400  # torchrun's default for an --rdzv-endpoint without a port
@@ -307,9 +307,6 @@ def settings_of(
         settings["run_id"] = left.pop("rdzv_id")
     if "shutdown_timeout" in left:
         settings["grace_period"] = left.pop("shutdown_timeout")
-    if "signals_to_handle" in left:
-        given = left.pop("signals_to_handle")
-        settings["signals_to_handle"] = tuple(dict.fromkeys((*given, *HANDLED)))
     if (output := _output(left)) != Output():
         settings["output"] = output
     meeting = _meeting(left, most, srun or {})

@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from distlab.given.launching import Ended
@@ -164,9 +165,9 @@ def rank_variables(
         "MASTER_PORT": meeting.port,
         "TORCHELASTIC_RESTART_COUNT": meeting.generation - 1,
         "TORCHELASTIC_MAX_RESTARTS": config.max_restarts,
-        "TORCHELASTIC_RUN_ID": config.run_id or inherited.get("SLURM_JOB_ID", "none"),
+        "TORCHELASTIC_RUN_ID": job_name(config, inherited),
         "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(config.signals_to_handle),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(config.handled),
         "DISTLAB_BACKEND": config.backend,
     }
     if config.virtual_local_rank:
@@ -182,6 +183,22 @@ def rank_variables(
         defaults["GLOO_SOCKET_IFNAME"] = interface
     texts = {name: str(value) for name, value in own.items()}
     return defaults | dict(inherited) | texts
+
+
+def job_name(config: LaunchConfig, inherited: Mapping[str, str]) -> str:
+    """Return the name of the job: the given one, SLURM's, or torchrun's "none"."""
+    return config.run_id or inherited.get("SLURM_JOB_ID", "none")
+
+
+def with_own_name(config: LaunchConfig, inherited: Mapping[str, str]) -> LaunchConfig:
+    """Name a job of one node that has no name yet, as torchrun --standalone does.
+
+    Scripts use the name for folders and groups of runs, so two jobs on one machine must
+    not share it. Agents of several nodes can't invent one.
+    """
+    if config.nnodes > 1 or job_name(config, inherited) != "none":
+        return config
+    return replace(config, run_id=str(uuid.uuid4()))
 
 
 def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:

@@ -19,10 +19,10 @@ from torch.distributed.run import get_args_parser
 
 from distlab.launch import LaunchConfig, LaunchError, options
 from distlab.launch.arguments import parse
-from distlab.launch.config import HANDLED, config_from
+from distlab.launch.config import config_from
 from distlab.launch.logs import LEFT_BYTES, Folder, Log, Terminal
 from distlab.launch.output import Output
-from distlab.launch.ranks import Meeting, rank_variables
+from distlab.launch.ranks import Meeting, job_name, rank_variables, with_own_name
 from tests.workbench.course import ROOT
 from tests.workbench.golden import Golden
 from tests.workbench.launching import free_port, linux, script, torchrun
@@ -35,7 +35,6 @@ def torchs() -> list[argparse.Action]:
     return [a for a in actions if a.option_strings and a.dest != "help"]
 
 
-_STAY = tuple(dict.fromkeys(("SIGUSR1", *HANDLED)))
 MEANS: dict[str, tuple[str, dict[str, Any]]] = {
     "nnodes": ("1:3", {"nnodes": 3, "min_nodes": 1}),
     "nproc_per_node": ("3", {"nproc_per_node": 3}),
@@ -69,7 +68,7 @@ MEANS: dict[str, tuple[str, dict[str, Any]]] = {
         {"local_addr": "127.0.0.2", "master_addr": "127.0.0.2"},
     ),
     "numa_binding": ("node", {"numa_binding": "node"}),
-    "signals_to_handle": ("SIGUSR1", {"signals_to_handle": _STAY}),
+    "signals_to_handle": ("SIGUSR1", {"signals_to_handle": ("SIGUSR1",)}),
     "shutdown_timeout": ("5", {"grace_period": 5.0}),
     "virtual_local_rank": ("", {"virtual_local_rank": True}),
 }
@@ -241,6 +240,18 @@ def test_ranks_find_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
     }
 
 
+def test_jobs_on_one_node_have_names_of_their_own() -> None:
+    # As with torchrun --standalone. Several agents can't agree on one: torchrun's none.
+    def name(environment: dict[str, str], **fields: Any) -> str:
+        config = with_own_name(LaunchConfig(**fields), environment)
+        return job_name(config, environment)
+
+    assert len({name({}) for _ in range(3)}) == 3
+    assert name({"SLURM_JOB_ID": "7"}) == "7"
+    assert name({"SLURM_JOB_ID": "7"}, run_id="a") == "a"
+    assert name({}, nnodes=2, node_rank=0) == "none"
+
+
 def test_a_virtual_local_rank_sees_one_gpu() -> None:
     config = LaunchConfig(nproc_per_node=2, virtual_local_rank=True, run_id="a")
     meeting = Meeting(address="127.0.0.1", port=1, generation=1)
@@ -400,21 +411,31 @@ def test_what_record_notes_reaches_the_report_and_the_agents_own_file(
 
 @linux
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("named", "heard"),
+    [
+        ("SIGUSR1", signal.SIGUSR1),
+        ("SIGINT,SIGTERM", signal.SIGINT),
+        ("SIGUSR2", signal.SIGTERM),  # the usual ones may save: see --help
+    ],
+)
 def test_a_signal_that_was_named_reaches_the_ranks_as_it_is(
-    run: Run, tmp_path: Path
+    run: Run, tmp_path: Path, named: str, heard: int
 ) -> None:
-    program = """
+    sent = heard if heard != signal.SIGTERM else signal.SIGINT
+    program = f"""
     def heard(number, frame):
         print("heard", number, flush=True)
         sys.exit(0)
-    signal.signal(signal.SIGUSR1, heard)
-    os.kill(os.getppid(), signal.SIGUSR1)
+    for number in ({sent:d}, {heard:d}):
+        signal.signal(number, heard)
+    os.kill(os.getppid(), {sent:d})
     time.sleep(600)
     """
     path = str(script(tmp_path, program))
-    done = run("--signals-to-handle=SIGUSR1", path)
-    assert done.returncode == 128 + signal.SIGUSR1
-    assert done.stdout == f"[rank 0] heard {signal.SIGUSR1:d}\n"
+    done = run(f"--signals-to-handle={named}", path)
+    assert done.returncode == 128 + sent
+    assert done.stdout == f"[rank 0] heard {heard:d}\n"
 
 
 @pytest.mark.slow
