@@ -123,13 +123,19 @@ def keras_mlp(
     k = keras()
     layers = k.layers
     model = k.Sequential(
-        [k.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)]
+        [
+            k.Input((64,), dtype=dtype),
+            layers.Dense(64, activation="relu", dtype=dtype),
+            layers.Dense(10, dtype=dtype),
+        ]
     )
     arrays = [p.detach().numpy().astype(dtype) for p in torch_model.parameters()]
     model.set_weights([a.T if a.ndim == 2 else a for a in arrays])
     model.compile(
         optimizer=k.optimizers.SGD(rate, momentum=momentum),
-        loss=k.losses.SparseCategoricalCrossentropy(from_logits=True),
+        # set_floatx() would be too late: it has no effect on layers of a process that
+        # has made one before.
+        loss=k.losses.SparseCategoricalCrossentropy(from_logits=True, dtype=dtype),
     )
     return model
 

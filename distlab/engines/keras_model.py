@@ -2,17 +2,26 @@
 
 The optimizer, the loss and its weights go with it, and what was registered with
 keras.saving.register_keras_serializable; metrics do not.
+
+Keras's own description of a model leaves three things out, and each would round a
+float64 training to float32 in the other process. The default dtype of new layers isn't
+`floatx` but a policy, which Keras sets from `floatx` once, when the first layer of a
+process is made. A loss doesn't describe its dtype. And an optimizer's settings, such as
+the momentum, are Python numbers, which TensorFlow reads as float32.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
 
 from distlab.engines.expect import EngineError
 from distlab.engines.tensorflow_start import keras
@@ -30,6 +39,8 @@ class KerasModel:
     objects: bytes = field(repr=False)
     """Registered classes and functions, by cloudpickle."""
     floatx: str
+    policy: str
+    """The name of the dtype policy of new layers."""
     optimizer_values: tuple[Any, ...] = field(repr=False)
     """Of its variables, where it has them already."""
 
@@ -41,6 +52,7 @@ class KerasModel:
         """
         k = keras()
         k.config.set_floatx(self.floatx)
+        k.config.set_dtype_policy(self.policy)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(self.archive)
@@ -49,7 +61,8 @@ class KerasModel:
                 objects = cloudpickle.loads(self.objects)
                 with k.saving.custom_object_scope(objects):
                     model = k.saving.load_model(path, compile=False, safe_mode=False)
-                    model.compile_from_config(self.compiled)
+                    with _rates_for(model):
+                        model.compile_from_config(self.compiled)
             except (TypeError, ValueError, ImportError, AttributeError) as error:
                 raise EngineError(
                     f"the model cannot be read in another process: {_first(error)}; "
@@ -57,6 +70,10 @@ class KerasModel:
                     ".register_keras_serializable"
                 ) from error
         optimizer = model.optimizer
+        if _is_double(model):
+            settings = {n: v for n, v in vars(optimizer).items() if type(v) is float}
+            for name, value in settings.items():
+                setattr(optimizer, name, np.float64(value))
         optimizer.build(model.trainable_variables)
         if self.optimizer_values:
             pairs = zip(optimizer.variables, self.optimizer_values, strict=True)
@@ -79,6 +96,7 @@ def pack(model: Any, first_inputs: Any) -> KerasModel:
     objects |= {one.__name__: one for one in _losses(model) if inspect.isfunction(one)}
     compiled = dict(model.get_compile_config() or {})
     compiled |= {"metrics": None, "weighted_metrics": None}
+    compiled["loss"] = _with_dtypes(compiled.get("loss"), model.loss)
     optimizer = model.optimizer
     values = [v.numpy() for v in optimizer.variables] if optimizer.built else []
     with tempfile.TemporaryDirectory() as folder:
@@ -95,6 +113,7 @@ def pack(model: Any, first_inputs: Any) -> KerasModel:
             compiled=compiled,
             objects=sent,
             floatx=k.config.floatx(),
+            policy=k.config.dtype_policy().name,
             optimizer_values=tuple(values),
         )
 
@@ -147,6 +166,37 @@ def _losses(model: Any) -> list[Any]:
         given = list(given.values())
     each = given if isinstance(given, list | tuple) else [given]
     return [one for one in each if one is not None]
+
+
+def _with_dtypes(described: Any, given: Any) -> Any:
+    """Keras's description of the losses, with the dtypes that it leaves out."""
+    k = keras()
+    if isinstance(given, dict):
+        return {key: _with_dtypes(described[key], one) for key, one in given.items()}
+    if isinstance(given, list):
+        return [_with_dtypes(*pair) for pair in zip(described, given, strict=True)]
+    is_loss = isinstance(given, k.losses.Loss) and given.dtype != k.config.floatx()
+    if not is_loss or "dtype" not in inspect.signature(type(given)).parameters:
+        return described
+    return {**described, "config": {**described["config"], "dtype": given.dtype}}
+
+
+def _is_double(model: Any) -> bool:
+    """Whether everything that is trained is of float64."""
+    return {v.dtype for v in model.trainable_variables} == {"float64"}
+
+
+@contextlib.contextmanager
+def _rates_for(model: Any) -> Iterator[None]:
+    """A learning rate that is made in this block has the precision of the model."""
+    config = keras().config
+    before = config.floatx()
+    if _is_double(model):
+        config.set_floatx("float64")
+    try:
+        yield
+    finally:
+        config.set_floatx(before)
 
 
 def _first(error: Exception) -> str:

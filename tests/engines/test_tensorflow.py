@@ -25,7 +25,7 @@ tf: Any = pytest.importorskip("tensorflow", reason="`make test-tensorflow` insta
 keras: Any = pytest.importorskip("keras")
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS, BAR = 20, 1e-5
-EXACT_MOMENTUM, EXACT_RATE = 0.875, 0.0625
+EXACT_BAR = 1e-13  # of float64, where additions come in another order
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "microbatches": {"gradient_accumulation_steps": 3, "batch_size": 2},
@@ -36,11 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 def plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=ranks.LEARNING_RATE / 4)
-
-
-def exact_momentum(parameters: Any) -> torch.optim.Optimizer:
-    """Keras keeps rate and momentum in float32, whatever the model: these fit."""
-    return torch.optim.SGD(parameters, lr=EXACT_RATE, momentum=EXACT_MOMENTUM)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -71,35 +66,30 @@ def test_twenty_steps_are_those_of_torch_ddp(case: dict[str, Any]) -> None:
 def test_float64_is_equal_and_a_checkpoint_is_continued(tmp_path: Path) -> None:
     loader, _ = ranks.loaders(64)
     given: dict[str, Any] = {"batch_size": 8, "num_gpus": 2, "verbose": False}
+    # float32 holds neither of these, nor what comes of a model that was made in it.
+    given["learning_rate"], momentum = 0.05, 0.9
     own = make_mlp()
-    keras.config.set_floatx("float64")
-    try:
-        exact = "float64", EXACT_MOMENTUM, EXACT_RATE
-        models = [same_model(own, *exact) for _ in range(3)]
-    finally:
-        keras.config.set_floatx("float32")
+    assert {v.dtype for v in same_model(own).variables} == {"float32"}
+    models = [same_model(own, "float64", momentum) for _ in range(3)]
+    assert all(v.dtype == "float64" for model in models for v in model.variables)
     data = dataset(loader, "float64")
 
     def fit(model: Any, epochs: int, **more: Any) -> Any:
-        keras.config.set_floatx("float64")
-        try:
-            trainer = TensorFlowDistributedTrainer(
-                model, epochs=epochs, **given, **more
-            )
-            return trainer.fit(data)
-        finally:
-            keras.config.set_floatx("float32")
+        trainer = TensorFlowDistributedTrainer(model, epochs=epochs, **given, **more)
+        return trainer.fit(data)
 
-    ddp = PyTorchDDPTrainer(own, optimizer=exact_momentum, epochs=2, **given)
+    ddp = PyTorchDDPTrainer(own, optimizer=ranks.momentum, epochs=2, **given)
     expected = ddp.fit(loader)
     whole = fit(models[0], 2)
     fit(models[1], 1, checkpoint_dir=tmp_path)
     again = fit(models[2], 2, checkpoint_dir=tmp_path, resume_from_checkpoint=True)
     pairs = zip(whole.losses, expected.losses, strict=True)
-    assert max(abs(a - b) for a, b in pairs) <= 1e-10
-    assert largest(own, models[0]) <= 1e-10
-    assert again.losses == pytest.approx(whole.losses, abs=1e-14)
-    assert largest(own, models[2]) <= 1e-10
+    worst = max(abs(a - b) for a, b in pairs)
+    weights = largest(own, models[0])
+    print(f"largest difference to DDP: loss {worst:.1e}, weights {weights:.1e}")
+    assert max(worst, weights) <= EXACT_BAR
+    assert again.losses == pytest.approx(whole.losses, abs=EXACT_BAR)
+    assert largest(own, models[2]) <= EXACT_BAR
     other = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
     other.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
     alone = TensorFlowDistributedTrainer(
