@@ -10,12 +10,14 @@ samples       which rank trains on which samples
 loaders       rebuilds the caller's DataLoader on every rank
 losses        finds out what a loss is divided by
 optimizers    the caller's optimizer on a copy of the model, and in a checkpoint
+schedules     the caller's learning-rate scheduler, on a rank's optimizer
 randomness    each rank's random numbers
 start, rank   starting the ranks, or joining a job that runs
 script        `distlab train`: the same for a user's own script
 tuner         DistributedTuner; tuning notes its trials, search draws and decides
 trial         one trial; trial_processes runs them here, ray_tune on Ray Tune
 
+deepspeed_config  DeepSpeed's own configuration, read into ours
 ray_engine    starts the ranks on Ray, which it imports when it is used; ray_trainer
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
 tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from distlab.engines import deepspeed_config
 from distlab.engines.expect import (
     EngineError,
     expect_among,
@@ -52,7 +53,8 @@ class DistributedConfig:
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = ""
-    """"": pytorch-ddp, or fsdp2 for zero_stage 2 and 3."""
+    """"": deepspeed with a deepspeed_config; fsdp2 with zero_stage 2 or 3; else
+    pytorch-ddp."""
     batch_size: int | None = None
     """Samples of one rank in a microbatch. None: that of the loader."""
     epochs: int = 1
@@ -74,7 +76,7 @@ class DistributedConfig:
     offload_optimizer: bool = False
     offload_params: bool = False
     deepspeed_config: dict[str, Any] | str | Path | None = None
-    """For backend deepspeed: its further settings, or a JSON file of them."""
+    """DeepSpeed's configuration, or a JSON file of it: see deepspeed_config.py."""
     compression: str = "none"
     """Of the gradients that are sent: none, fp16, bf16 or powersgd."""
     lr_scaling: str = "none"
@@ -91,6 +93,8 @@ class DistributedConfig:
     tensorboard: bool | None = None
     """None: on if tensorboard_dir is given."""
     tensorboard_dir: str | Path | None = None
+    profile_dir: str | Path | None = None
+    """Each rank writes a torch.profiler trace of a few steps into this folder."""
     log_every_n_steps: int = 10
     early_stopping: int | None = None
     """Epochs without a better validation loss after which the training ends."""
@@ -149,8 +153,10 @@ class DistributedConfig:
             value = getattr(self, field.name)
             if isinstance(value, np.generic):
                 object.__setattr__(self, field.name, value.item())
+        self._settle_deepspeed()
         implied = {
             "backend": self.backend
+            or ("deepspeed" if self.deepspeed_config is not None else "")
             or ("fsdp2" if self.zero_stage in (2, 3) else CORE[0]),
             "tensorboard": _or(self.tensorboard, self.tensorboard_dir is not None),
             "mlflow_tracking": _or(
@@ -158,6 +164,24 @@ class DistributedConfig:
             ),
         }
         for name, value in implied.items():
+            object.__setattr__(self, name, value)
+
+    def _settle_deepspeed(self) -> None:
+        """Read our fields out of `deepspeed_config`, which then is a dictionary."""
+        if self.deepspeed_config is None:
+            return
+        more = deepspeed_config.read(self.deepspeed_config)
+        object.__setattr__(self, "deepspeed_config", more)
+        is_named = self.num_gpus is not None or self.gpus_per_node is not None
+        world = self.world_size if is_named else ranks_of_job(self.world_size)
+        usual = {field.name: field.default for field in fields(self)}
+        for name, value in deepspeed_config.fields_in(more, world).items():
+            own = getattr(self, name)
+            if own not in (usual[name], value):
+                raise EngineError(
+                    f"{name} is {own}, but deepspeed_config says {value}: leave one "
+                    "of them out"
+                )
             object.__setattr__(self, name, value)
 
     def _expect_switches(self) -> None:
@@ -276,6 +300,11 @@ class DistributedConfig:
             raise EngineError(
                 "backend tensorflow has no gloo: leave communication_backend out"
             )
+        if self.profile_dir is not None:
+            raise EngineError(
+                "profile_dir is for torch's profiler, which sees nothing of "
+                "TensorFlow's work: leave it out"
+            )
 
     def _expect_deepspeed_fits(self) -> None:
         if self.precision == "fp16":
@@ -287,7 +316,7 @@ class DistributedConfig:
             )
 
     def _expect_places(self) -> None:
-        for name in ("checkpoint_dir", "tensorboard_dir"):
+        for name in ("checkpoint_dir", "tensorboard_dir", "profile_dir"):
             expect_path(name, getattr(self, name))
         if not isinstance(self.resume_from_checkpoint, bool):
             expect_path("resume_from_checkpoint", self.resume_from_checkpoint)
@@ -341,11 +370,18 @@ ELSEWHERE = {
     "resume": "resume_from_checkpoint",
     "logging_steps": "log_every_n_steps",
     "log_dir": "tensorboard_dir",
+    "profiler": "profile_dir",
+    "profile": "profile_dir",
+    "deepspeed": "deepspeed_config",
+    "ds_config": "deepspeed_config",
     "random_seed": "seed",
     "criterion": "loss",
     "loss_fn": "loss",
     "loss_function": "loss",
     "optim": "optimizer",
+    "lr_scheduler": "scheduler",
+    "scheduler_fn": "scheduler",
+    "lr_scheduler_interval": "scheduler_interval",
     "max_steps": "fit(max_steps=…)",
 }
 """Names that other libraries use for our fields and the trainers' arguments."""
@@ -396,6 +432,12 @@ def with_world_size(config: DistributedConfig, world_size: int) -> DistributedCo
             f"{config.world_size}: leave num_gpus out under a launcher"
         )
     return replace(config, num_gpus=world_size, num_nodes=1, gpus_per_node=None)
+
+
+def ranks_of_job(otherwise: int) -> int:
+    """The ranks of the job that a launcher has started this process in."""
+    names = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE"
+    return int(next((os.environ[n] for n in names if n in os.environ), otherwise))
 
 
 def _or(given: bool | None, otherwise: bool) -> bool:

@@ -8,7 +8,9 @@ from distlab.engines.trainer import Trainer
 class DeepSpeedTrainer(Trainer):
     """Trains with DeepSpeed's engine.
 
-    `deepspeed_config`: a dictionary, or a JSON file, with DeepSpeed's further settings.
+    `deepspeed_config`: DeepSpeed's configuration, a dictionary or a JSON file. What it
+    says of batches, precision, clipping, the stage, the optimizer and the scheduler
+    needn't be given again.
 
     Example: `DeepSpeedTrainer(model, num_gpus=2, zero_stage=3).fit(train_loader)`
     """

@@ -15,10 +15,8 @@ Source: DeepSpeed's documentation, "Configuration JSON" and "Training API".
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,22 +24,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.engines.config import DistributedConfig
-from distlab.engines.expect import EngineError, expect_float32
+from distlab.engines.deepspeed_config import rest_of
+from distlab.engines.expect import expect_float32
 from distlab.engines.optimizers import Make, make_optimizer
 from distlab.engines.outside import engine
 from distlab.engines.torch_engine import InDefaultGroup
-
-FIELDS = {
-    "train_batch_size": "batch_size",
-    "train_micro_batch_size_per_gpu": "batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "optimizer": "the trainer's optimizer",
-    "scheduler": "lr_scaling and warmup_epochs",
-    "fp16": "mixed_precision",
-    "bf16": "mixed_precision",
-}
-"""What deepspeed_config may not say, because something else says it."""
 
 
 class DeepSpeed(InDefaultGroup):
@@ -105,47 +92,15 @@ class DeepSpeed(InDefaultGroup):
 
 
 def settings(config: DistributedConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration: the fields', and what deepspeed_config adds.
-
-    Raises:
-        EngineError: deepspeed_config cannot be read, or says what a field says.
-    """
-    more = read_more(config.deepspeed_config)
-    for name in more:
-        if name in FIELDS:
-            raise EngineError(f"deepspeed_config has {name}: {FIELDS[name]} says that")
-    zero = {"stage": config.stage, **more.pop("zero_optimization", {})}
-    if zero["stage"] != config.stage:
-        raise EngineError(
-            f"deepspeed_config has stage {zero['stage']}, zero_stage is {config.stage}"
-        )
+    """DeepSpeed's configuration: the fields', and what deepspeed_config adds."""
+    given = config.deepspeed_config
+    more = rest_of(given) if isinstance(given, dict) else {}
     clipping = config.gradient_clipping if config.stage else None  # see DeepSpeed.step
     own: dict[str, Any] = {
         "gradient_clipping": clipping or 0.0,  # unless told, DeepSpeed clips at 1.0
         "train_micro_batch_size_per_gpu": config.batch_size or 1,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
     }
-    return {**own, **more}
-
-
-def read_more(given: dict[str, Any] | str | Path | None) -> dict[str, Any]:
-    """`deepspeed_config` as a dictionary.
-
-    Raises:
-        EngineError: the file is not there, or holds no JSON object.
-    """
-    if given is None:
-        return {}
-    if isinstance(given, dict):
-        return dict(given)
-    try:
-        read = json.loads(Path(given).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"deepspeed_config {given} cannot be read: {error}"
-        ) from error
-    if not isinstance(read, dict):
-        raise EngineError(f"deepspeed_config {given} holds no JSON object")
-    return read
+    zero = {**more.get("zero_optimization", {}), "stage": config.stage}
+    return {**own, **more, "zero_optimization": zero}

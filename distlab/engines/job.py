@@ -25,6 +25,7 @@ from distlab.engines.history import History
 from distlab.engines.loaders import Loading
 from distlab.engines.losses import own_parameters
 from distlab.engines.optimizers import MakeOnCopy
+from distlab.engines.schedules import is_scheduler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class Job:
     loss and optimizer."""
     loss: Callable[..., Tensor]
     optimizer: Any
+    scheduler: Any = None
+    """A torch scheduler on `optimizer`, or a function that makes one from it."""
+    scheduler_interval: str = "epoch"
     train: Loading
     val: Loading | None
     config: DistributedConfig
@@ -53,11 +57,14 @@ class Job:
             EngineError: Python can't copy them.
         """
         model, loss, wanted = self.model, self.loss, self.optimizer
+        scheduler = self.scheduler
         # We don't copy a plain function, but we do copy a module with its methods.
         owner = getattr(loss, "__self__", loss)
         ours = [model, loss if isinstance(owner, nn.Module) else None]
         if isinstance(wanted, torch.optim.Optimizer):
             ours.append(wanted)
+            if is_scheduler(scheduler):  # also refers to the optimizer
+                ours.append(scheduler)
         try:
             model, own_loss, *optimizer = copy.deepcopy(ours)
         except (TypeError, AttributeError, RuntimeError, pickle.PickleError) as error:
@@ -65,6 +72,8 @@ class Job:
                 error
             )
         loss = loss if own_loss is None else own_loss
+        if is_scheduler(scheduler):
+            scheduler = optimizer.pop()
         if not optimizer and isinstance(model, nn.Module):
             pairs = [
                 *zip(self.model.parameters(), model.parameters(), strict=True),
@@ -74,7 +83,11 @@ class Job:
             learns = [p for p in of_loss if p.requires_grad]
             optimizer = [MakeOnCopy(wanted or torch.optim.AdamW, pairs, learns)]
         return replace(
-            self, model=model, loss=loss, optimizer=next(iter(optimizer), None)
+            self,
+            model=model,
+            loss=loss,
+            optimizer=next(iter(optimizer), None),
+            scheduler=scheduler,
         )
 
 
@@ -88,6 +101,8 @@ class Outcome:
     """The weights of a loss that is a module."""
     optimizer_state: dict[str, Any] | None = None
     """The state, by names, of an optimizer that the caller passed in."""
+    schedule: dict[str, Any] = field(default_factory=dict)
+    """The state of the scheduler."""
 
 
 def first_line(error: BaseException) -> str:

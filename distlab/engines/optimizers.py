@@ -62,8 +62,8 @@ class MakeOnCopy:
         if is_scheduled(made):
             raise EngineError(
                 "the function for the optimizer makes a learning-rate scheduler, which "
-                "the trainer never steps: leave it out; there are warmup_epochs and "
-                "lr_scaling"
+                "the trainer doesn't know: pass scheduler=…, a function that makes it "
+                "from the optimizer"
             )
         copies = {id(own): copy for own, copy in self._pairs}
         for group in made.param_groups:

@@ -30,6 +30,7 @@ from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.job import Job, Outcome, first_line
 from distlab.engines.outside import engine
+from distlab.engines.start import expect_no_profiler
 
 OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
@@ -41,6 +42,7 @@ def train_on_ray(job: Job, address: str | None) -> Outcome:
     Raises:
         EngineError: the job can't be sent, Ray can't be reached, or a rank failed.
     """
+    expect_no_profiler()
     try:
         sent = cloudpickle.dumps(job)
     except Exception as error:  # an object's __reduce__ may raise anything

@@ -91,6 +91,7 @@ def start(job: Job, starter: Starter) -> Outcome:
         EngineError: they cannot start, or one failed: what the first one said.
     """
     expect_gpus(job.config)
+    expect_no_profiler()
     with tempfile.TemporaryDirectory(prefix="distlab-") as name:
         folder = Path(name)
         try:
@@ -139,6 +140,20 @@ def expect_gpus(config: DistributedConfig) -> None:
         raise EngineError(
             f"{config.world_size} ranks need as many GPUs, and torch finds {num_gpus}: "
             "num_gpus must not be more, or communication_backend='gloo' uses the CPU"
+        )
+
+
+def expect_no_profiler() -> None:
+    """Refuse a profiler around a training in other processes: it would see nothing.
+
+    Raises:
+        EngineError: torch's profiler is active in this process.
+    """
+    if torch.autograd._profiler_enabled():
+        raise EngineError(
+            "torch's profiler is active around fit(), but the ranks are other "
+            "processes, which it doesn't see: give the trainer profile_dir=…, and each "
+            "rank writes a trace"
         )
 
 

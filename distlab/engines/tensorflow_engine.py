@@ -53,6 +53,11 @@ class TensorFlowDistributedTrainer(Trainer):
         for name in ("loss", "optimizer"):
             if name in config:
                 raise EngineError(f"{name} is given: model.compile() takes it")
+        if config.get("scheduler") is not None:
+            raise EngineError(
+                "scheduler is given, and torch's can't drive a Keras optimizer: leave "
+                "it out, there are warmup_epochs and lr_scaling"
+            )
         super().__init__(model, verbose=verbose, **config)
         expect_model(model)
         self.shuffle = shuffle

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.engines.config import BACKENDS, CORE, config_from
+from distlab.engines.deepspeed_config import optimizer_in, scheduler_in
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
 from distlab.engines.job import Job, Outcome
@@ -33,6 +34,12 @@ from distlab.engines.optimizers import (
 )
 from distlab.engines.rank import number
 from distlab.engines.records import TrackedRun
+from distlab.engines.schedules import (
+    expect_interval,
+    expect_scheduler,
+    give_back,
+    is_scheduler,
+)
 from distlab.engines.start import Starter, is_rank, run
 
 TRAINS_LOSS = ("pytorch-ddp", "scratch", "ray")  # backends that don't shard gradients
@@ -46,8 +53,11 @@ class Trainer:
     makes one; AdamW by default. `loss(outputs, targets)` is a mean over the samples;
     cross-entropy by default. We account for the divisor of torch's cross_entropy and
     nll_loss with class weights or ignored targets, and for reduction="sum". If the loss
-    is a module with parameters, they are trained too. All other arguments are fields of
-    DistributedConfig.
+    is a module with parameters, they are trained too. `scheduler` is one of torch's
+    learning-rate schedulers on `optimizer`, or a function that makes one from it; it's
+    stepped after each epoch, or after each step with scheduler_interval="step".
+    ReduceLROnPlateau watches the validation's loss, or its accuracy with mode="max".
+    All other arguments are fields of DistributedConfig.
 
     Raises:
         EngineError: a field is misspelt, cannot be, or contradicts another.
@@ -64,10 +74,15 @@ class Trainer:
         *,
         loss: Callable[..., Tensor] | None = None,
         optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None,
+        scheduler: Any = None,
+        scheduler_interval: str = "epoch",
         verbose: bool = True,
         **config: Any,
     ) -> None:
         self.model = model
+        if optimizer is None and is_scheduler(scheduler):
+            optimizer = scheduler.optimizer
+        self.scheduler, self.scheduler_interval = scheduler, scheduler_interval
         self.loss: Callable[..., Tensor] = loss or nn.functional.cross_entropy
         self.optimizer, self.verbose = optimizer, verbose
         if "backend" not in config and len(self.backends) == 1:
@@ -78,6 +93,8 @@ class Trainer:
             raise EngineError(
                 f"{type(self).__name__} has backends {known}, not {self.config.backend}"
             )
+        self._take_deepspeeds()
+        self._expect_scheduler()
         self.history: History | None = None
         self.runs_jobs_with = run
 
@@ -137,6 +154,38 @@ class Trainer:
             names = names_of(own, model, own_parameters(self.loss, model))
             state = indexed_state(outcome.optimizer_state, own.param_groups, names)
             own.load_state_dict(state)
+        if is_scheduler(self.scheduler) and outcome.schedule:
+            give_back(self.scheduler, outcome.schedule)
+
+    def _take_deepspeeds(self) -> None:
+        """Take optimizer and scheduler from DeepSpeed's configuration."""
+        more = self.config.deepspeed_config
+        if not isinstance(more, dict):
+            return
+        made = {"optimizer": optimizer_in(more), "scheduler": scheduler_in(more)}
+        for name, make in made.items():
+            if make is None:
+                continue
+            if getattr(self, name) is not None:
+                raise EngineError(
+                    f"{name} is given, but deepspeed_config has one too: leave one of "
+                    "them out"
+                )
+            setattr(self, name, make)
+            if name == "scheduler":
+                self.scheduler_interval = "step"
+
+    def _expect_scheduler(self) -> None:
+        if self.scheduler is None:
+            if self.scheduler_interval != "epoch":
+                raise EngineError(
+                    f"scheduler_interval is {self.scheduler_interval!r}, but there is "
+                    "no scheduler"
+                )
+            return
+        expect_interval(self.scheduler, self.scheduler_interval)
+        rate = self.config.learning_rate
+        expect_scheduler(self.scheduler, self.optimizer, rate)
 
     def _expect_trainable(self) -> None:
         """Refuse a model, loss or optimizer that no rank could train with.
@@ -221,10 +270,11 @@ class Trainer:
             expect_int("max_steps", max_steps, 1)
         own = self.optimizer
         has_own = isinstance(own, torch.optim.Optimizer)
-        if has_own and is_scheduled(own) and config.epochs > 1:
+        is_left_out = has_own and is_scheduled(own) and self.scheduler is None
+        if is_left_out and config.epochs > 1:
             raise EngineError(
-                "the optimizer has a learning-rate scheduler, which fit() never steps: "
-                "call fit(epochs=1) and step it after each"
+                "the optimizer has a learning-rate scheduler, which fit() doesn't "
+                "know: pass it as scheduler=…"
             )
         val = None
         if val_loader is not None:
@@ -234,6 +284,8 @@ class Trainer:
             model=self._sent(train),
             loss=self.loss,
             optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scheduler_interval=self.scheduler_interval,
             train=train,
             val=val,
             config=_absolute(config),
@@ -262,7 +314,7 @@ def unwrapped(model: Any) -> Any:
 
 def _absolute(config: Any) -> Any:
     """The ranks may work in another folder."""
-    names = ("checkpoint_dir", "tensorboard_dir")
+    names = ("checkpoint_dir", "tensorboard_dir", "profile_dir")
     paths = {n: Path(getattr(config, n)).resolve() for n in names if getattr(config, n)}
     source = config.resume_from_checkpoint
     if not isinstance(source, bool):

@@ -32,6 +32,10 @@ from distlab.engines.parallel import Parallel
 from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.records import Records
 from distlab.engines.samples import Microbatch, epoch_order, epoch_plan
+from distlab.engines.schedules import Schedule
+from distlab.monitor.profile import StepProfiler
+
+IN_AN_EPOCH = ("max_steps", "max_cost")  # these end a training within an epoch
 
 
 def train(job: Job, parallel: Parallel | None = None) -> Outcome:
@@ -49,7 +53,12 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
         parallel.take_loss(job.loss)
         records = Records(job, parallel.rank)
         with contextlib.closing(records), random_numbers_kept():
-            return TrainingLoop(replace(job, config=fitting), parallel, records).run()
+            loop = TrainingLoop(replace(job, config=fitting), parallel, records)
+            try:
+                return loop.run()
+            finally:
+                if loop.profiler:
+                    loop.profiler.close()
     finally:
         parallel.close()
 
@@ -61,6 +70,7 @@ class TrainingLoop:
         self.job, self.parallel, self.records = job, parallel, records
         self.config: DistributedConfig = job.config
         self.rates = rates_of(parallel.rates(), self.config.learning_rate)
+        self.schedule = self._make_schedule()
         self.orders: dict[int, DrawnOrder] = {}
         self.rows: list[EpochRow] = []
         self.losses: list[float] = []
@@ -68,11 +78,13 @@ class TrainingLoop:
         self.spent_s = 0.0
         self.began = time.time()  # of a resumed training when the first part began
         self.stopped_by = ""
+        self.profiler: StepProfiler | None = None
         self.grad_norm = self.rate = 0.0
 
     def run(self) -> Outcome:
         """Train until the last epoch, or until something ends it before."""
         began = time.perf_counter()
+        self._open_profiler()
         self._expect_to_save()
         self._resume()
         if self._has_all_steps():
@@ -101,7 +113,21 @@ class TrainingLoop:
             optimizer_state=(
                 parallel.optimizer_state() if self.job.keeps_optimizer else None
             ),
+            schedule=self._schedule_state(),
         )
+
+    def _open_profiler(self) -> None:
+        if self.config.profile_dir is None:
+            return
+        folder = Path(self.config.profile_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineError(
+                f"profile_dir {folder} cannot be created: {error.strerror}"
+            ) from error
+        parallel = self.parallel
+        self.profiler = StepProfiler(folder, parallel.rank, parallel.device)
 
     # ── an epoch ────────────────────────────────────────────────────────────────────
 
@@ -129,6 +155,8 @@ class TrainingLoop:
         self.records.epoch(self.num_steps, row)
         if self._has_stalled():
             self.stopped_by = self.stopped_by or "early_stopping"
+        if self.stopped_by not in IN_AN_EPOCH:
+            self._step_schedule("epoch", row)
         self._save()
 
     def _train(self, plan: list[Microbatch]) -> None:
@@ -147,6 +175,9 @@ class TrainingLoop:
             self.rate = self._set_rate(per_epoch)
             self.grad_norm = parallel.step()
             self.num_steps += 1
+            self._step_schedule("step")
+            if self.profiler:
+                self.profiler.end_step()
             sums.append(part * parallel.factor)
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
@@ -169,6 +200,22 @@ class TrainingLoop:
         rates = [rate * scale for rate in self.rates]
         self.parallel.set_rate(rates)
         return rates[0]
+
+    def _make_schedule(self) -> Schedule | None:
+        job = self.job
+        if job.scheduler is None:
+            return None
+        optimizer, interval = self.parallel.optimizer, job.scheduler_interval
+        schedule = Schedule(job.scheduler, optimizer, self.rates, interval)
+        self.rates = schedule.rates
+        return schedule
+
+    def _step_schedule(self, interval: str, row: EpochRow | None = None) -> None:
+        if self.schedule and self.schedule.interval == interval:
+            self.rates = self.schedule.step(row)
+
+    def _schedule_state(self) -> dict[str, Any]:
+        return self.schedule.state() if self.schedule else {}
 
     def _record(self, sums: list[Tensor], began: float) -> float:
         """Sum the losses of these steps over the ranks; returns the time of it."""
@@ -242,7 +289,8 @@ class TrainingLoop:
         if folder is None:
             return
         try:
-            saving.expect_loadable(self.parallel.settings())
+            state = self.parallel.settings(), self._schedule_state()
+            saving.expect_loadable(state)
             if self.parallel.rank == 0:
                 saving.expect_folder(Path(folder))
         except EngineError as found:
@@ -253,7 +301,7 @@ class TrainingLoop:
         config, number = self.config, len(self.rows)
         if config.checkpoint_dir is None:
             return
-        if self.stopped_by in ("max_steps", "max_cost"):  # a part of an epoch
+        if self.stopped_by in IN_AN_EPOCH:
             return
         is_last = bool(self.stopped_by) or number == config.epochs
         if number % config.checkpoint_frequency and not is_last:
@@ -264,6 +312,7 @@ class TrainingLoop:
             "optimizer": parallel.optimizer_state(),
             "loss": parallel.loss_weights(),
             "scaler": parallel.scaler.state_dict() if parallel.scaler else {},
+            "schedule": self._schedule_state(),
             "rows": [asdict(row) for row in self.rows],
             "losses": self.losses,
             "num_steps": self.num_steps,
@@ -303,6 +352,8 @@ class TrainingLoop:
             parallel.load_loss(state.get("loss", {}))
             if parallel.scaler and state["scaler"]:
                 parallel.load_scaler(state["scaler"])
+            if self.schedule:
+                self.rates = self.schedule.load(state["schedule"])
             self.rows = [EpochRow(**row) for row in state["rows"]]
         except (RuntimeError, KeyError, ValueError, TypeError) as failed:
             raise EngineError(
@@ -319,6 +370,14 @@ class TrainingLoop:
             raise EngineError(
                 f"scaler_init_scale is {own:g}, but a resumed training continues with "
                 f"the scale it had, and this one began with {before:g}: leave it out"
+            )
+        if bool(state.get("schedule")) != bool(self.schedule):
+            raise EngineError(
+                "the checkpoint was saved with a scheduler, and this training has "
+                "none: pass the same one"
+                if self.schedule is None
+                else "the checkpoint was saved without a scheduler, so it can't say "
+                "where yours stands: leave it out, or start a new run"
             )
         missing = [key for key in saving.KEYS if key not in state]
         if missing:

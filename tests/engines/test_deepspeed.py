@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import _engine_ranks as ranks
 from distlab.data.digits import load_digits_split
 from distlab.engines import EngineError, PyTorchDDPTrainer
-from distlab.engines.config import config_from
 from distlab.engines.deepspeed_engine import DeepSpeedTrainer
-from distlab.engines.deepspeed_parallel import settings
 from distlab.models.mlp import make_mlp
 
 pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")
@@ -66,23 +65,46 @@ def test_twenty_steps_are_those_of_torch_ddp(case: dict[str, Any]) -> None:
     assert max(worst, weights, norm) <= BAR
 
 
-def test_its_own_settings_are_added_and_contradictions_refused(tmp_path: Path) -> None:
-    def read(more: Any, **fields: Any) -> dict[str, Any]:
-        named = {"backend": "deepspeed", "deepspeed_config": more, **fields}
-        return settings(config_from(named))
+def test_a_configuration_given_once_is_that_of_the_fields(tmp_path: Path) -> None:
+    path, steps = tmp_path / "ds.json", 6
+    warm_up = {"warmup_min_lr": 0.0, "warmup_max_lr": 0.1, "warmup_num_steps": 5}
+    more = {
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {**warm_up, "warmup_type": "linear"},
+        },
+        "zero_optimization": {"stage": 2, "overlap_comm": False},
+        "steps_per_print": 1000,
+    }
+    path.write_text(json.dumps(more))
+    own, other = make_mlp().float(), make_mlp().float()
+    given: dict[str, Any] = {"num_gpus": 2, "epochs": 2, "verbose": False}
+    once = PyTorchDDPTrainer(own, deepspeed_config=path, **given)
+    found = once.fit(digits(), max_steps=steps)
+    trainer = PyTorchDDPTrainer(
+        other,
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        scheduler=partial(
+            torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda n: min(1.0, n / 5)
+        ),
+        scheduler_interval="step",
+        batch_size=8,
+        gradient_accumulation_steps=2,
+        gradient_clipping=0.5,
+        **given,
+    )
+    expected = trainer.fit(digits(), max_steps=steps)
+    assert found.backend == "deepspeed"
+    assert found.losses == pytest.approx(expected.losses, abs=BAR)
+    rates = [[row.learning_rate for row in one.epochs] for one in (found, expected)]
+    assert rates[0] == pytest.approx(rates[1])
 
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"wall_clock_breakdown": True}))
-    assert read(path)["wall_clock_breakdown"] is True
-    own = read({"zero_optimization": {"overlap_comm": True}}, zero_stage=2)
-    assert own["zero_optimization"] == {"stage": 2, "overlap_comm": True}
-    with pytest.raises(EngineError, match="mixed_precision"):
-        read({"bf16": {"enabled": True}})
-    with pytest.raises(EngineError, match="zero_stage is 3"):
-        read({"zero_optimization": {"stage": 1}}, zero_stage=3)
-    path.write_text("[")
-    with pytest.raises(EngineError, match=r"\bds\.json\b"):
-        read(path)
+
+def test_a_model_of_float64_is_refused() -> None:
     double = DeepSpeedTrainer(make_mlp().double(), verbose=False)
     with pytest.raises(EngineError, match="float32"):
         double.fit(digits())

@@ -350,6 +350,14 @@ def figures_for_tensorboard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert written(monkeypatch) == []
 
 
+@shows("profile_dir")
+def a_trace_of_each_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(epochs=3, profile_dir=folder / "traces")
+    trace = folder / "traces" / "rank_0.trace.json"
+    assert trace.exists()
+    assert "aten::addmm" in trace.read_text()
+
+
 @shows("tensorboard_dir")
 def where_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"tensorboard": True, "tensorboard_dir": folder}

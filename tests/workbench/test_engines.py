@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from distlab.engines import (
 from distlab.engines import records as recording
 from distlab.engines import trainer as trainers
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
+from distlab.engines.deepspeed_parallel import settings
 from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.torch_engine import accepted_defaults
@@ -80,7 +82,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "tensorflow", "zero_stage": 1}, "backend is tensorflow: choose pyt"),
     ({"backend": "deepspeed", "mixed_precision": "fp16"}, "deepspeed has mixed_precis"),
     ({"backend": "deepspeed", "checkpoint_dir": "a"}, "deepspeed saves no checkpoints"),
-    ({"deepspeed_config": {}}, "given, but backend is pytorch-ddp"),
+    ({"backend": "fsdp2", "deepspeed_config": {}}, "given, but backend is fsdp2"),
+    ({"backend": "tensorflow", "profile_dir": "a"}, "profile_dir"),
     ({"backend": "scratch", "communication_backend": "nccl"}, "scratch runs on gloo"),
     ({"lr_scaling": "log"}, "lr_scaling is 'log'; there are none, linear, sqrt"),
     ({"resume_from_checkpoint": True}, "but no checkpoint_dir"),
@@ -172,6 +175,95 @@ def test_a_field_may_say_another() -> None:
     assert config_from({"mlflow_experiment": "a"}).mlflow_tracking is True
     plain = config_from({})
     assert (plain.tensorboard, plain.mlflow_tracking) == (False, False)
+
+
+DEEPSPEED: dict[str, Any] = {
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 1.0,
+    "steps_per_print": 10,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.25, "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_param": "auto"},
+}
+
+
+def test_a_deepspeed_configuration_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(DEEPSPEED))
+    for given in (DEEPSPEED, path, str(path)):
+        trainer = PyTorchDDPTrainer(net(), deepspeed_config=given, num_gpus=2)
+        config = trainer.config
+        assert (config.backend, config.stage, config.precision) == (
+            *("deepspeed", 2),
+            "bf16",
+        )
+        assert (config.batch_size, config.gradient_accumulation_steps) == (8, 2)
+        assert config.gradient_clipping == 1.0
+        told = settings(config)
+        assert told["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+        assert told["steps_per_print"] == 10
+        assert told.keys().isdisjoint({"optimizer", "scheduler", "train_batch_size"})
+        assert trainer.scheduler_interval == "step"
+        made = trainer.optimizer(net().parameters())
+        assert isinstance(made, torch.optim.AdamW)
+        assert made.defaults["lr"] == 0.25
+        assert replace(config, epochs=3).batch_size == 8
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert config_from({"deepspeed_config": DEEPSPEED}).batch_size == 4
+    plain = {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}
+    for more, kind in (
+        (plain, torch.optim.Adam),
+        ({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}, torch.optim.SGD),
+    ):
+        made = DeepSpeedTrainer(net(), deepspeed_config=more).optimizer
+        assert type(made(net().parameters())) is kind
+
+
+TWICE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"gradient_clipping": 1.0}, {"gradient_clipping": 2.0}, "gradient_clipping is 2"),
+    ({"zero_optimization": {"stage": 1}}, {"zero_stage": 3}, "zero_stage is 3"),
+    ({"train_batch_size": 9}, {"num_gpus": 2}, "train_batch_size 9"),
+    (
+        {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 4},
+        {"num_gpus": 2},
+        "2 ranks × 1 microbatches × 4 samples",
+    ),
+    ({"fp16": {"enabled": True}}, {}, "bf16, not fp16"),
+    ({"fp16": True}, {}, "fp16 True, must be a dictionary"),
+    ({"optimizer": {"type": "Lamb"}}, {}, "the optimizer Lamb"),
+    ({"optimizer": {"type": "SGD"}}, {"optimizer": torch.optim.SGD}, "optimizer is g"),
+    ({"scheduler": {"type": "WarmupLR"}}, {"scheduler": len}, "scheduler is given"),
+]
+
+
+@pytest.mark.parametrize(("more", "given", "said"), TWICE, ids=lambda v: str(v)[:40])
+def test_a_deepspeed_configuration_that_contradicts_is_one_line(
+    more: dict[str, Any], given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=said) as caught:
+        DeepSpeedTrainer(net(), deepspeed_config=more, **given)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "ds.json").write_text("[")
+    for path in (tmp_path / "ds.json", tmp_path / "missing.json"):
+        with pytest.raises(EngineError, match=path.name):
+            DeepSpeedTrainer(net(), deepspeed_config=path)
+
+
+def test_a_profiler_around_ranks_is_refused_and_each_rank_writes_a_trace(
+    tmp_path: Path,
+) -> None:
+    with torch.profiler.profile() as profiler:
+        PyTorchDDPTrainer(net(), verbose=False).fit(loader())
+        with pytest.raises(EngineError, match="profile_dir"):
+            PyTorchDDPTrainer(net(), num_gpus=2, verbose=False).fit(loader())
+    assert any("addmm" in event.key for event in profiler.key_averages())
+    (tmp_path / "a file").touch()
+    with pytest.raises(EngineError, match="profile_dir"):
+        fit(profile_dir=tmp_path / "a file")
 
 
 def test_a_number_of_numpy_is_a_number() -> None:
