@@ -16,11 +16,12 @@ import contextlib
 import copy
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from distlab.comm import Comm, Work
 from distlab.distributed import registry
@@ -37,7 +38,9 @@ class DistributedDataParallel(nn.Module):
 
     Collective: every rank constructs it with the same arguments and a module of the
     same architecture, and the ranks check this. Every rank starts with rank 0's
-    parameters and buffers. `bucket_size_mb` is another name for `bucket_size_mib`.
+    parameters and buffers. `bucket_size_mb` and torch's `bucket_cap_mb` are other names
+    for `bucket_size_mib`. `device_ids` names the module's GPU, as in torch: forward()
+    moves the inputs there.
     `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a bucket. With
     `find_unused_parameters`, some parameters may get no gradient, and some ranks may
     have no batch.
@@ -51,8 +54,9 @@ class DistributedDataParallel(nn.Module):
     Raises:
         ValueError: on every rank, if the ranks' modules or arguments differ in a name,
             the order, a shape, a dtype, or requires_grad. Also if a parameter is lazy
-            or on the meta device, the module is already wrapped, you pass both names of
-            the bucket size, or the unit refuses an argument.
+            or on the meta device, the module is already wrapped, you pass two names of
+            the bucket size, device_ids isn't where the module is, or the unit refuses
+            an argument.
         RuntimeError: in forward(), if the parameters have changed.
 
     Example:
@@ -73,20 +77,30 @@ class DistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         *,
         bucket_size_mb: float | None = None,
+        bucket_cap_mb: float | None = None,
+        device_ids: Sequence[int | str | torch.device] | None = None,
         broadcast_buffers: bool = True,
         comm_hook: Any = None,
     ) -> None:
         comm = comm or default_comm()
-        sizes = [s for s in (bucket_size_mib, bucket_size_mb) if s is not None]
+        named = {
+            "bucket_size_mb": bucket_size_mb,
+            "bucket_cap_mb": bucket_cap_mb,
+            "bucket_size_mib": bucket_size_mib,
+        }
+        sizes = {name: size for name, size in named.items() if size is not None}
         options = {
-            "bucket_size_mib": sizes[0] if sizes else 25.0,
+            "bucket_size_mib": next(iter(sizes.values()), 25.0),
             "find_unused_parameters": find_unused_parameters,
             "broadcast_buffers": broadcast_buffers,
         }
 
         def described() -> str:
             if len(sizes) > 1:
-                raise ValueError("bucket_size_mb is bucket_size_mib: give one of them")
+                raise ValueError(
+                    f"{' and '.join(sizes)} are the same size: give one of them"
+                )
+            _expect_device(module, device_ids)
             _refuse_wrapped(module, comm)
             told = [f"{name}={value}" for name, value in options.items()]
             told.append(f"comm_hook={_name_of(comm_hook)}")
@@ -96,6 +110,7 @@ class DistributedDataParallel(nn.Module):
         agreed(comm, described, advice)
         super().__init__()
         self.module = module
+        self._moves_inputs = device_ids is not None
         # Not a submodule: its parameters are those of `module`, under other names.
         engine = _engine_class()(module, comm, **options, comm_hook=comm_hook)
         self.__dict__["engine"] = engine
@@ -119,6 +134,11 @@ class DistributedDataParallel(nn.Module):
             RuntimeError: the module's parameters have changed since it was wrapped.
         """
         engine = self.__dict__["engine"]
+        if self._moves_inputs:
+            device = next(self.module.parameters()).device
+            inputs, named = tree_map_only(
+                Tensor, lambda own: own.to(device), (inputs, named)
+            )
         if not torch.is_grad_enabled():
             return engine(*inputs, **named)
         engine.seen.require_unchanged(self.module, engine.is_replaced)
@@ -302,6 +322,25 @@ def _refuse_wrapped(module: nn.Module, comm: Comm) -> None:
         module, DistributedDataParallel | nn.parallel.DistributedDataParallel
     ):
         raise ValueError("the module is a DistributedDataParallel: give its .module")
+
+
+def _expect_device(
+    module: nn.Module, ids: Sequence[int | str | torch.device] | None
+) -> None:
+    if ids is None:
+        return
+    own = {p.device for p in module.parameters()}
+    given = [
+        torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
+        for one in ids
+    ]
+    if own == set(given) and len(given) == 1 and given[0].type == "cuda":
+        return
+    shown = ", ".join(sorted(map(str, own)))
+    raise ValueError(
+        f"device_ids is {list(ids)}, must be the one GPU of the module, which is on "
+        f"{shown}: move the module there first, or leave device_ids out"
+    )
 
 
 def _name_of(hook: Any) -> str:

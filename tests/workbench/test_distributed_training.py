@@ -44,6 +44,7 @@ def sends_buckets(context: RankContext) -> dict[str, list[int]]:
         ("bucket_size_mb", 0.5),
         ("bucket_size_mib", 0.5),
         ("bucket_size_mb", 8),
+        ("bucket_cap_mb", 0.5),
     ):
         comm: Any = Counting(dist.default_comm())
         layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]  # 256 KiB each
@@ -62,6 +63,7 @@ def test_bucket_size_mb_sets_the_messages(cluster: Cluster) -> None:
             "bucket_size_mb=0.5": [512, 512],
             "bucket_size_mib=0.5": [512, 512],
             "bucket_size_mb=8": [1024],
+            "bucket_cap_mb=0.5": [512, 512],
         }
 
 
@@ -195,10 +197,16 @@ def bypasses_the_wrapper(context: RankContext) -> list[str]:
             call()
         except ValueError as error:
             said.append(str(error))
-    try:
-        dist.DistributedDataParallel(network(), bucket_size_mb=1, bucket_size_mib=1)
-    except ValueError as error:
-        said.append(str(error))
+    for given in (
+        {"bucket_size_mb": 1, "bucket_size_mib": 1},
+        {"bucket_cap_mb": 1, "bucket_size_mib": 1},
+        {"device_ids": [0]},
+        {"device_ids": []},
+    ):
+        try:
+            dist.DistributedDataParallel(network(), **given)
+        except ValueError as error:
+            said.append(str(error))
     return said
 
 
@@ -208,6 +216,9 @@ def test_what_the_wrapper_refuses(cluster: Cluster) -> None:
     assert {"zero_loss()", "find_unused_parameters=True"} <= set(said[1].split())
     assert {"join()", "find_unused_parameters=True"} <= set(said[2].split())
     assert re.match(r"bucket_size_mb\b.*\bbucket_size_mib\b", said[3])
+    assert re.match(r"bucket_cap_mb\b.*\bbucket_size_mib\b", said[4])
+    assert re.match(r"device_ids is \[0\].* cpu\b", said[5])
+    assert re.match(r"device_ids is \[\].* cpu\b", said[6])
 
 
 def syncs_late(context: RankContext, find: bool) -> dict[str, Any]:
