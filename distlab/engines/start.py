@@ -149,7 +149,7 @@ def expect_no_profiler() -> None:
     Raises:
         EngineError: torch's profiler is active in this process.
     """
-    if torch.autograd._profiler_enabled():
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         raise EngineError(
             "torch's profiler is active around fit(), but the ranks are other "
             "processes, which it doesn't see: give the trainer profile_dir=…, and each "

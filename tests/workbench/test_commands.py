@@ -151,6 +151,23 @@ def test_commands_can_be_typed_as_they_stand(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "distlab train --script train.py --backend ray --num-gpus 4 -- --epochs 3",
+        "distlab train --script train.py --backend ray --address ray://head:10001",
+        "distlab train --script train.py --num-nodes 2 --gpus-per-node 4",
+        "distlab ddp --world-size 2 --epochs 1 --batch-size 8 --lr 0.1 --device cpu",
+        "distlab ddp --global-batch-size 64 --lr-scaling linear --code mine --seed 1",
+        "distlab ddp --dataset fashion-mnist --data-dir data --download --track mlflow",
+        "distlab ddp --cost-per-worker-hour 2 --compare --save model.pt",
+        "distlab ddp --checkpoint saved --resume --monitor --profile --code reference",
+    ],
+)
+def test_commands_that_users_arrive_with_can_be_typed(command: str) -> None:
+    expect_typeable(command)
+
+
+@pytest.mark.parametrize(
     ("command", "says"),
     [
         ("distlab chekc 1.4", "chekc"),
