@@ -387,6 +387,7 @@ def resumed(
             Net(), optimizer=sgd, verbose=False, **(given | config)
         )
         history = trainer.fit(loader(shuffle=True))
+    shown["folders"] = {path.name for path in folder.iterdir()}
     for path in sorted((folder / "saved").iterdir()):
         shown[path.name] = torch.load(path, weights_only=True)["scaler"]
     return shown | {
