@@ -45,11 +45,11 @@ def top_k_hook(
     Given: torch's default process group, gradients of one dtype. After the first step
     DDP builds its buckets anew: a parameter may be in a bucket of another index then.
 
-    C1 .grad is 1/n of the sum of what the ranks have sent, zero where none sent
-    C2 what a rank did not send is added to the same parameter's next gradient. Nothing
-    is left of an element that it sent, nor of one that is inf or nan
-    C3 a rank sends k indices of 4 bytes and k values for a bucket, nothing else
-    C4 no hook and no callback waits for a message
+    C1 .grad is 1/n of the sum of what the ranks have sent, and zero where none sent.
+    C2 What a rank did not send is added to the same parameter's next gradient. Nothing
+       is left of an element that it sent, nor of one that is inf or nan.
+    C3 A rank sends k indices of 4 bytes and k values for a bucket, and nothing else.
+    C4 No hook or callback waits for a message.
     In torch.distributed: GradBucket, Work.get_future, torch.futures.collect_all
     Example: n = 2; 5, 1 and 4, 2 with k = 1 → 4.5, 0 on both ranks
     Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.18
@@ -66,7 +66,7 @@ def compressed(module: nn.Module, ratio: float, bucket_mib: float) -> Any:
 
     Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB.
 
-    C1 to C4 as above; each call makes its own state
+    The clauses are those of top_k_hook. Each call makes its own state.
     In torch.distributed: register_comm_hook(state, hook)
     Example: compressed(module, 0.01, 25)
     Cost: none. Check: distlab check 4.18

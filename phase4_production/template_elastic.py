@@ -48,12 +48,12 @@ def resplit(
     for each world size that this epoch has had: how many steps of its plan each rank
     has completed. That plan is what `resplit` returned then.
 
-    C1 a step has the next global_batch_size samples of those that are left, in the
-    order of the shuffle; only the last step may have fewer, but at least one
-    C2 left is what no rank has completed, at any earlier world size. Ranks may have
-    completed different numbers of steps
-    C3 shards of a step differ by at most one sample, and may be empty: every rank has
-    every step. No sample is repeated to make them equal
+    C1 A step has the next global_batch_size samples of those that are left, in the
+       order of the shuffle. Only the last step may have fewer, and it has at least one.
+    C2 Left are the samples that no rank has completed, at any earlier world size. Ranks
+       may have completed different numbers of steps.
+    C3 The shards of a step differ by at most one sample and may be empty, so every rank
+       has every step. No sample is repeated to make them equal.
     In torch.distributed: nothing; DistributedSampler cannot start in mid-epoch
     Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
     step. On 1 rank → [[[9, 4], [1]]]
@@ -77,6 +77,29 @@ class Membership:
     In a round members join, until a Form ends it and a generation trains. The first
     round begins at once; before it there are no members.
 
+    C1 A round begins with the Join of a member of this generation, with that of a new
+       member if fewer than max_members train, and with the loss of a member of this
+       generation. A Join that is refused or a copy doesn't begin one.
+    C2 The members of the last generation get the first ranks, then come the new ones in
+       the order of their Joins, and each above max_members gets a Refuse.
+       grad_accum_steps is how many microbatches of at most microbatch_size samples the
+       largest shard of the global batch needs, and is the same number for every rank.
+    C3 The source is the member with the newest step, among the members of the last
+       generation that have joined. In the first round it is chosen among all.
+    C4 Refused, without any other change, are a member that has ended, a member of an
+       older generation, whose state is behind, and a new member while max_members train
+       already. In a round a new one is noted, however many have joined. A member of
+       this generation gets no answer to a copy of an older message.
+    C5 A Form is possible with min_members and a majority. It comes at once when
+       max_members have joined and no member is unheard, and otherwise at the first
+       event at or after grace_s from when it became possible. After timeout_s in which
+       it was impossible, the answer is Stop. There is a WakeAt for each of these times.
+       An event that changes what is possible starts a new wait, even one that comes at
+       or after the deadline.
+    C6 A majority exists on at most one side: the one where more members have joined
+       than can join on the other or, with as many, the one where the lowest rank has. A
+       member that has ended can join on neither. If all have ended, the state is lost
+       and there is no majority. In the first round there always is one.
     In torch.distributed: the rendezvous of torchrun --nnodes=MIN:MAX
     Check: distlab check 4.9
     """
@@ -131,12 +154,7 @@ class Membership:
         Given: begin_round, which asks all that are unheard. A new member has the
         generation 0. No generation is higher than the current one.
 
-        C1 the Join of a member of this generation begins a round, and that of a new
-        one if fewer than max_members train; a refused one or a copy does not
-        C4 Refuse, and nothing changes: a member that has ended; one of an older
-        generation, for its state is behind; a new one, if max_members train already.
-        In a round a new one is noted, however many have joined. And a member of this
-        generation gets no answer to a copy of an older message
+        Clause C1 says which Joins begin a round, and C4 which are refused.
         Example: generation 2 trains as a, c; Join(b, 7, 1) is refused, Join(c, 7, 1) is
         a copy
         """
@@ -148,7 +166,7 @@ class Membership:
     def lose(self, member: str, ended: bool) -> list[Action]:
         """Note that a member is lost; it may come back, unless its process has ended.
 
-        C1 a lost member of this generation begins a round; another lost one does not
+        A lost member of this generation begins a round, and any other doesn't (C1).
         Example: a, b, c train; Lost(b) → Regroup(a, c). Then Lost(c) → no action
         """
         # TODO(elastic.resize)
@@ -169,11 +187,7 @@ class Membership:
         Given: form, stop, is_majority. could_form and deadline_s are False and inf when
         a round begins.
 
-        C5 a Form is possible with min_members and a majority. It comes at once when
-        max_members have joined and no member is unheard; otherwise at the first event
-        at or after grace_s from when it became possible. After timeout_s in which it
-        was impossible: Stop. A WakeAt for each of these times. An event that changes
-        what is possible starts a new wait, also one that comes at or after the deadline
+        Clause C5 says when a Form comes, when a Stop, and when a WakeAt.
         Example: min 2, grace 5: Joins at 0, 1 and 3 s → WakeAt(6), Form of 3 at 6 s
         """
         # TODO(elastic.resize)
@@ -193,9 +207,7 @@ class Membership:
         When the network is divided, two of these objects may live, one on each side.
         Both know this generation, and each hears only the members on its side.
 
-        C6 True on at most one side: where more members have joined than can join on the
-        other or, with as many, the lowest rank has. A member that has ended can join on
-        neither. False if all have ended: the state is lost. In the first round True
+        Clause C6 says on which side it is True.
         Example: a b c d train; a, b joined, c and d are lost, not ended → True; on the
         other side False. There it would be True, if a and b had ended
         """
@@ -206,12 +218,7 @@ class Membership:
     def form(self) -> list[Action]:
         """Begin the next generation, and end the round.
 
-        C2 members: the ranks 0 … n - 1; first those of the last generation, then new
-        ones in the order of their Joins. Above max_members each gets a Refuse.
-        grad_accum_steps: how many microbatches of at most microbatch_size samples the
-        largest shard of the global batch needs; the same number for every rank
-        C3 source: the newest step, of the members of the last generation that have
-        joined; in the first round, of all
+        Clause C2 says who gets which rank, and C3 whose state is the source.
         Example: generation 1 was a b c, b has ended; joined are e with step 9, c with
         6, a with 5 → Form(2, {0: a, 1: c, 2: e}, source c, …)
         """

@@ -38,8 +38,8 @@ def write_file(disk: Disk, name: str, data: bytes) -> None:
 
     Given: name + TEMPORARY, the name while it is written.
 
-    C1 when it returns, the data and the name are durable; a file that had this name is
-    there until then, in full
+    C1 When write_file returns, the data and the name are durable. Until then, a file
+       that had this name is still there in full.
     Check: distlab check 4.3
     """
     # TODO(fault_tolerance.save)
@@ -52,9 +52,9 @@ def remove_old(disk: Disk, step: int, keep: int) -> None:
 
     Given: given.manifest_steps(names), given.step_of(name), given.decode_manifest.
 
-    C5 the newest `keep` manifests of steps up to `step` stay, with the files that they
-    name. One that cannot be decoded is not counted, and goes. Files of later steps, and
-    those whose step_of is None, stay
+    C5 The newest `keep` manifests of steps up to `step` stay, with the files that they
+       name. One that can't be decoded doesn't count, and is removed. Files of later
+       steps stay, and so do those whose step_of is None.
     Example: keep 2, steps 10 20 30 → 20 and 30 stay. Check: distlab check 4.3
     """
     # TODO(fault_tolerance.save)
@@ -75,14 +75,17 @@ def save(
     Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
     this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
 
-    C2 the manifest, which rank 0 writes, has the record of each rank's shard, in the
-    order of ranks. At no moment is there one whose shards a crash could still undo
-    C3 when `save` returns on any rank, the checkpoint is complete
-    C4 an error on one rank (its disk is full, a dtype fits no shard) becomes a
+    C2 The manifest, which rank 0 writes, has the record of each rank's shard, in the
+       order of the ranks. At no moment is there one whose shards a crash could still
+       undo.
+    C3 When `save` returns on any rank, the checkpoint is complete.
+    C4 An error on one rank, such as a full disk or a dtype that fits no shard, becomes
+       a CheckpointError on every rank, which names the rank and the error. No rank
+       waits forever.
     CheckpointError on every rank, which names the rank and the error; no rank waits
     forever
-    C5 rank 0 then calls remove_old, also after an error: it makes room. Whether an
-    error of remove_old itself is one of save is free
+    Rank 0 then calls remove_old, even after an error, because that makes room. You are
+    free to treat an error of remove_old itself as one of save, or not to.
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
     Cost: two exchanges. Check: distlab check 4.3
     """
@@ -96,12 +99,14 @@ def load(disk: Disk) -> Checkpoint | None:
 
     Given: given.decode_manifest and decode_shard raise ValueError.
 
-    C1 the highest step of which every shard is there, with the size and the SHA-256 of
-    its record, and the manifest's step is that of its name; the shards in the order of
-    ranks. The disk is only read
-    C2 refused: for each higher step a line: the missing or damaged file, and why
-    C3 CheckpointError with the lines of refused, if there are manifests, but no
-    checkpoint is complete: training must not start from step 0 without a word
+    C1 It takes the highest step of which every shard is there, with the size and the
+       SHA-256 of its record, and whose manifest has the step of its name. The shards
+       come in the order of the ranks, and the disk is only read.
+    C2 `refused` has a line for each higher step, with the missing or damaged file and
+       the reason.
+    C3 If there are manifests but no complete checkpoint, it raises a CheckpointError
+       with the lines of `refused`, because training must not silently start from step
+       0.
     In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
@@ -118,9 +123,10 @@ def full_state(run: Run) -> tuple[State, State]:
     the hook has them, "factors" and "residuals". Given: state_dict(), of hook.residuals
     and hook.factors state_dict(run.model); training_state.random_state.
 
-    C1 shared: what every rank has alike after each step. One copy of it is saved
-    C2 own: what another rank may have otherwise. A rank's batch norm counts its own
-    samples, and a sharded optimizer (run.is_sharded) knows its own shards
+    C1 `shared` has what every rank has alike after each step. One copy of it is saved.
+    C2 `own` has what may differ on another rank. A rank's batch norm counts its own
+       samples, for example, and a sharded optimizer (run.is_sharded) knows its own
+       shards.
     In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
@@ -135,10 +141,11 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     `run` was made like the one that was saved. A model with other parameters or buffers
     is refused, and not changed: training_state.require_same_model raises ValueError.
 
-    C3 as many ranks as before: all later steps are bit-equal to those without a stop
-    C4 another number: a sharded optimizer loads a list of the states of all ranks; each
-    rank has rank 0's buffers, the mean of all residuals, and random numbers unlike
-    other ranks
+    C3 On as many ranks as before, all later steps are bit-equal to those without a
+       stop.
+    C4 On another number of ranks, a sharded optimizer loads a list of the states of all
+       ranks. Each rank has rank 0's buffers, the mean of all residuals, and random
+       numbers unlike those of other ranks.
     Given: training_state.set_random_state, seed_all; load_state_dict(state), of
     hook.residuals and hook.factors load_state_dict(run.model, state). Whatever is
     loaded may draw random numbers. Check: distlab check 4.5
@@ -170,10 +177,11 @@ class AsyncSaver:
 
         Collective. Given: self.copies.of(tensors), which uses its memory again.
 
-        C1 the checkpoint has what they held when this was called
-        C2 it returns before the checkpoint is complete. Messages go through self.comm
-        C3 at most one save is under way: it first waits for the one before, and raises
-        that one's error, once; in that case this step is not saved
+        C1 The checkpoint has what the tensors and `meta` held when this was called.
+        C2 The call returns before the checkpoint is complete, and its messages go
+           through self.comm.
+        C3 At most one save is under way. A call first waits for the save before it and
+           raises its error, once. In that case this step isn't saved.
         In torch.distributed: torch.distributed.checkpoint.async_save
         Cost: a copy of the state. Check: distlab check 4.13
         """

@@ -46,8 +46,8 @@ def largest(values: Tensor, ratio: float) -> Tensor:
     Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
     counts as larger than any number, as torch sorts it.
 
-    C1 k = int(ratio * elements), but at least 1; the sign does not count. Of equal
-    magnitudes any may be chosen
+    C1 k is int(ratio * elements), but at least 1. Magnitudes decide, without the sign,
+       and of equal magnitudes any may be chosen.
     Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
     Check: distlab check 4.10
     """
@@ -74,12 +74,12 @@ class TopK:
         Collective: all ranks call it with buckets of the same size, and wait for them
         in the same order. Two buckets may be in flight at the same time.
 
-        C2 after wait(), bucket.flat is the sum of what the ranks have sent: an element
-        that two ranks sent is added, one that no rank sent is zero
-        C3 what a rank did not send is added to its gradient in the next step. Nothing
-        is left of an element that it sent, even if that was inf
-        C4 a rank sends k indices of 4 bytes and k values, nothing else
-        C5 the call returns at once: the rank waits in wait() only
+        C2 After wait(), bucket.flat is the sum of what the ranks have sent: an element
+           that two ranks sent is added, and one that no rank sent is zero.
+        C3 What a rank did not send is added to its gradient in the next step. Nothing
+           is left of an element that it sent, even if that was inf.
+        C4 A rank sends k indices of 4 bytes and k values, and nothing else.
+        C5 The call returns at once, because the rank waits only in wait().
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
         """
         # TODO(gradient_compression.top_k)
@@ -104,16 +104,17 @@ class Int8:
         around without an error. So more than 127 ranks are refused.
 
         A scale is what the number 1 stands for, and all ranks must have the same one.
-        C1 each element is within n scales of the ranks' sum, with the smallest scale
-        that C2 allows for what the ranks mean to send. A bucket of zeros stays zeros.
-        With an inf or nan on any rank, the bucket has one on every rank, and the next
-        bucket is right again
-        C2 no int8 overflows, neither a rank's number nor the sum, whatever the ranks
-        have, in any dtype: in 16 bits a quotient may round to more than its bound
-        C3 what rounding has changed is added to the gradient in the next step
-        C4 an element takes one byte in an all_reduce, plus one number per bucket, for
-        the scale
-        C5 the call returns at once: the rank waits in wait() only
+        C1 Each element is within n scales of the ranks' sum, with the smallest scale
+           that C2 allows for what the ranks mean to send. A bucket of zeros stays
+           zeros. With an inf or nan on any rank, the bucket has one on every rank, and
+           the next bucket is right again.
+        C2 No int8 overflows, neither a rank's number nor the sum, whatever the ranks
+           have and in any dtype. Beware that in 16 bits a quotient may round to more
+           than its bound.
+        C3 What rounding has changed is added to the gradient in the next step.
+        C4 An element takes one byte in an all_reduce, and each bucket takes one more
+           number, for the scale.
+        C5 The call returns at once, because the rank waits only in wait().
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
@@ -150,11 +151,13 @@ class PowerSGD:
         matrices, none or several, and one tensor with all other elements; join is the
         reverse.
 
-        C1 if the sum of all M has matrix rank R or less, bucket.flat is that sum
-        C2 parameters of fewer than two dimensions are summed exactly
-        C3 residual: M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
-        C4 a rank sends P, Q and the other elements, nothing else, in two all_reduces
-        C5 the call returns at once: the rank waits in wait() only
+        C1 If the sum of all M has matrix rank R or less, bucket.flat is that sum.
+        C2 Parameters of fewer than two dimensions are summed exactly.
+        C3 The residual is M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
+           for the next step.
+        C4 A rank sends P, Q and the other elements, and nothing else, in two
+           all_reduces.
+        C5 The call returns at once, because the rank waits only in wait().
         Cost: 2(n-1)/n · R·(rows + columns) values for a matrix.
         Check: distlab check 4.15
         """

@@ -47,8 +47,10 @@ LATE = 1.5  # times as long as the others: then a rank is late
 def now_s() -> float:
     """The seconds of a clock. Only the difference of two calls has a meaning.
 
-    C1 the clock goes forward only, also when the machine's time of day is corrected;
-    it counts the seconds in which this process waits, too. Check: distlab check 4.1
+    C1 The clock only goes forward, even when the machine's time of day is corrected,
+       and it counts the seconds in which this process waits. The seconds of a part add
+       up if a step measures it several times.
+    Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
     # TODO(monitoring.step_report)
@@ -67,8 +69,8 @@ class StepTimer:
     def measure(self, part: str) -> Iterator[None]:
         """Add the seconds that the block takes to those of `part`.
 
-        C1 a part may be measured several times in a step: its seconds add up. If the
-        block raises, its seconds may count or not
+        A part may be measured several times in a step, and its seconds add up. If the
+        block raises, its seconds may count or not.
         Example: data 0.5 s, data 0.25 s → data 0.75 s. Check: distlab check 4.1
         """
         # TODO(monitoring.step_report)
@@ -89,10 +91,10 @@ def step_report(records: Sequence[Record]) -> StepReport:
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 shares: each part's seconds over the seconds of that rank's step, by rank
-    C3 loss: the mean over the samples of all ranks; nan only if a rank with samples
-    has nan, or no rank has samples. samples_per_s: the samples of all ranks over the
-    seconds of the slowest rank's step
+    C2 `shares` has each part's seconds over the seconds of that rank's step, by rank.
+    C3 `loss` is the mean over the samples of all ranks, and nan only if a rank with
+       samples has nan or no rank has samples. `samples_per_s` is the samples of all
+       ranks over the seconds of the slowest rank's step.
     In torch.distributed: nothing; torchmetrics has such means. Check: distlab check 4.1
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75
     """
@@ -106,8 +108,8 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
 
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
-    C4 every rank has every record, exactly; one collective call, and its result is read
-    in one go: on a GPU each .item() waits for the device
+    C4 Every rank has every record, exactly. One collective call brings them, and its
+       result is read in one go, because on a GPU each .item() waits for the device.
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
     """
@@ -131,7 +133,8 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
     other ranks' own times: the time in which it doesn't wait for them. You decide which
     parts of a Record that is. A rank that is alone is never late.
 
-    C1 the ranks that are late in more than half of the steps. Check: distlab check 4.2
+    C1 The ranks that are late in more than half of the steps are the stragglers.
+    Check: distlab check 4.2
     In torch.distributed: nothing; FlightRecorder shows who came last to a collective
     Example: own times 1, 1, 4 in each of 3 steps → [2]; in 1 of 3 steps → []
     """
@@ -144,8 +147,8 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
 def desynchronized(records: Sequence[Record]) -> list[int]:
     """The ranks whose weights differ from those of the others, in ascending order.
 
-    C2 the ranks whose checksum is not the one that more than half of the ranks have;
-    all ranks if there is no such checksum
+    C2 Desynchronized are the ranks whose checksum isn't the one that more than half of
+       the ranks have, and all ranks if there is no such checksum.
     Example: checksums 7, 5, 7 → [1]; checksums 7, 5 → [0, 1]
     Check: distlab check 4.2
     """
@@ -157,8 +160,9 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
     """The ranks in whose own gradients an inf or nan came up first, ascending.
 
-    C3 the ranks that had one when it could not come from another rank yet: the sum
-    brings it into the weights of all. [] if no rank ever had one
+    C3 The inf or nan came from the ranks that had one when it could not yet have come
+       from another rank, since the sum brings it into the weights of all. The list is
+       empty if no rank ever had one.
     Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
     Check: distlab check 4.2
     """
@@ -170,7 +174,8 @@ def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
 def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
     """How many elements are inf, -inf or nan; a gradient may be None.
 
-    C4 every such element counts, for any shape and strides. Check: distlab check 4.2
+    Every such element counts, for any shape and strides.
+    Check: distlab check 4.2
     """
     # TODO(monitoring.suspects)
     # nan == nan is False. how many times is the result read from the device?
@@ -180,8 +185,12 @@ def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
 def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) -> int:
     """Collective: average the gradients over the ranks, in place.
 
-    C4 returns count_nonfinite of this rank's own gradients; the seconds of the
-    collectives, until they end, count as "communication". Check: distlab check 4.2
+    It returns count_nonfinite of this rank's own gradients.
+
+    C4 Every such element of this rank's own gradients counts, for any shape and
+       strides. The seconds of the collectives, until they end, count as
+       "communication".
+    Check: distlab check 4.2
     """
     # TODO(monitoring.suspects)
     # what does one rank's nan do to the other ranks, and when?
@@ -197,7 +206,8 @@ def merge(spans: Iterable[Span]) -> list[Span]:
     Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
     there may be none.
 
-    C1 each moment that lies in a span lies in one span of the result, and no other does
+    C1 Each moment that lies in a span lies in one span of the result, and no other
+       moment does.
     Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9). Check: distlab check 4.19
     """
     # TODO(monitoring.profile)
@@ -208,7 +218,8 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """The µs in which the rank communicates and does not compute. Given: merge.
 
-    C2 time that several spans share counts once. Check: distlab check 4.19
+    C2 Time that several spans share counts once.
+    Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
     """
@@ -220,10 +231,11 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
     """Why the communication of a backward() is exposed. Both lists take more than 0 µs.
 
-    C3 returns the first that holds, all times merged: "hidden", if at most 20 % of the
-    communication is exposed; "partial", if at least 20 % of the shorter of both kinds
-    runs while the other does; "late", if at most 20 % of the compute was still to come
-    when the rank first communicated; "blocking", for then compute stopped to wait
+    C3 It returns the first that holds, with all times merged: "hidden" if at most 20 %
+       of the communication is exposed; "partial" if at least 20 % of the shorter of
+       both kinds runs while the other does; "late" if at most 20 % of the compute was
+       still to come when the rank first communicated; and otherwise "blocking", because
+       compute then stopped to wait.
     Check: distlab check 4.19
     """
     # TODO(monitoring.profile)

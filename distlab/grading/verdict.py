@@ -150,9 +150,7 @@ class TaskVerdict:
     seconds: float = 0.0
     message: str = ""
     slug: str = ""
-    ran: bool = (
-        False  # its checks ran; with no ranks, `world_sizes` is empty all the same
-    )
+    ran: bool = False  # its checks ran, perhaps on no ranks: then no `world_sizes`
     world_sizes: tuple[int, ...] = ()
     is_plan: bool = False  # pure functions: no rank sends anything
     printed: int = 0  # lines, in the latest run of each world size

@@ -36,7 +36,7 @@ def own_name() -> str:
     Given: DCP stores one tensor per name. A plain tensor with the same name on several
     ranks counts as a copy, and one rank writes it.
 
-    C2 as below
+    Clause C2 of Saver needs it.
     Example: rank 3 has another name than rank 0, on any number of ranks
     """
     ### BEGIN SOLUTION checkpoint_port.saver
@@ -50,11 +50,13 @@ class Saver:
 
     Collective: every rank makes one, and calls save() and wait() in the same order.
 
-    C1 a model on fewer or more ranks loads weights and optimizer and continues
-    C2 each rank gets its own tensor back; a rank that was not there keeps what it has
-    C3 save() copies this rank's shards and returns; later messages have their own group
-    C4 the next save() waits for the last one and raises its error, once
-    C5 load() takes the largest step that is complete, and returns it
+    C1 A model on fewer or more ranks loads weights and optimizer and continues.
+    C2 Each rank gets its own tensor back, and a rank that didn't exist when it was
+       saved keeps what it has.
+    C3 save() copies this rank's shards and returns, and the later messages have their
+       own group.
+    C4 The next save() waits for the last one and raises its error, once.
+    C5 load() takes the largest step that is complete, and returns it.
     In torch.distributed: dcp.async_save(…, process_group=…)
     Example: save(10, …) returns; step 11 trains; save(20, …) waits until 10 is written
     Cost: one copy of this rank's shards. Check: distlab check 4.17
@@ -115,7 +117,7 @@ def load(
     failed or was killed has left a part of its files, and no `.metadata`: DCP writes
     that last.
 
-    C1 to C5 as above
+    The clauses are those of Saver.
     In torch.distributed: dcp.load, FileSystemReader(…).read_metadata()
     Example: steps 10 and 20 are complete, 30 is not: 20
     Cost: each rank reads its own shards. Check: distlab check 4.17

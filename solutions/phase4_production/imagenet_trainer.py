@@ -55,15 +55,15 @@ def train_step(job: Job, inputs: Tensor, targets: Tensor) -> float:
     samples. job.engine averages over the ranks: it adds their gradients and divides
     by n.
 
-    C1 the weights become those of one process that has the global batch, and .grad of
-    an earlier step does not matter; the loss is a float, equal on every rank, exact in
-    the model's dtype
-    C2 the batch goes through the engine in K microbatches, whose sizes differ by at
-    most one, in job.autocast(); each gradient is sent once: all other forwards, with
-    their backward(), are under no_sync()
-    C3 the gradient that is clipped is that of the global batch, without the scale; its
-    norm is at most job.clip_norm
-    C4 if the scaler skips the step, neither the learning rate nor the average moves
+    C1 The weights become those of one process that has the global batch, and the .grad
+       of an earlier step doesn't matter. The loss is a float, equal on every rank and
+       exact in the model's dtype.
+    C2 The batch goes through the engine in K microbatches, whose sizes differ by at
+       most one, in job.autocast(). Each gradient is sent once, so all forwards but one,
+       with their backward(), are under no_sync().
+    C3 The gradient that is clipped is that of the global batch, without the scale, and
+       its norm is then at most job.clip_norm.
+    C4 If the scaler skips the step, neither the learning rate nor the average moves.
     In torch.distributed: the body of torchvision's train_one_epoch
     Cost: two all_reduces of one element. Check: distlab check 4.11
     """
@@ -108,10 +108,10 @@ def fit(
     may leave the model in evaluation mode. on_step(epoch, loss) returns False to stop:
     then return at once. on_epoch(epoch, …) gets what job.evaluate(model) returned.
 
-    C5 epochs go on where the loader is. Before its first batch each epoch has its own
-    order, by set_epoch, and training mode. Each batch goes through job.prepare
-    C6 after each epoch the averaged weights are evaluated; then the model has its own,
-    also in on_epoch
+    C5 Epochs continue where the loader is. Before its first batch, each epoch gets its
+       own order, by set_epoch, and training mode. Each batch goes through job.prepare.
+    C6 After each epoch the averaged weights are evaluated. Then the model has its own
+       weights again, also in on_epoch.
     In torch.distributed: the loop over epochs of torchvision's train.py
     Example: restored in epoch 2 of 4 → epochs 2 and 3. Check: distlab check 4.11
     """
@@ -133,8 +133,9 @@ def fit(
 def run_of(job: Job) -> Run:
     """What a checkpoint saves and restores: the input of full_state and restore, 4.5.
 
-    C7 all later steps of a restored job are bit-equal. Beside the model, the optimizer
-    and the hook, `parts` has what else must be saved, by the names that it has in Job
+    C7 All later steps of a restored job are bit-equal. Besides the model, the optimizer
+       and the hook, `parts` has what else must be saved, by the names that it has in
+       Job.
     In torch.distributed: the dict that torchvision's train.py saves, and random numbers
     Check: distlab check 4.11
     """

@@ -57,8 +57,8 @@ def usual_step_s(reports: Sequence[Report]) -> float:
     Two neighbors in `steps` give a duration, that of one step, also where a report
     lacks steps between them. All ranks' durations count together.
 
-    C1 the median, plus the usual jitter: the median of the durations' distances from
-    it; inf if there are fewer than LEAST durations
+    C1 The usual step is the median of the durations plus the usual jitter, which is the
+       median of their distances from it. With fewer than LEAST durations it is inf.
     Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
     Check: distlab check 4.6
     """
@@ -85,11 +85,13 @@ def detect(
     limit is patience * usual_step_s(reports). A heartbeat comes from another thread: it
     goes on while the trainer hangs.
 
-    C2 dead: its process has ended. Such a rank is not in another list
-    C3 frozen: idle for longer than the limit, without a reason. WAIT (for a rank) and
-    SAVE are one, as long as the heartbeat is not older than the limit; COMPUTE is none
-    C4 slow: late by itself, idle for longer than SLOW * usual_step_s, and not frozen. A
-    first step may take any time: who has completed none is neither slow nor frozen
+    C2 A rank is dead if its process has ended, and is then in no other list.
+    C3 A rank is frozen if it has been idle for longer than the limit without a reason.
+       WAIT (for a rank) and SAVE are reasons as long as the heartbeat is not older than
+       the limit. COMPUTE is none.
+    C4 A rank is slow if it is late by itself: idle for longer than SLOW * usual_step_s,
+       and not frozen. A first step may take any time, so a rank that has completed none
+       is neither slow nor frozen.
     In torch.distributed: torchrun sees ends, a process group's timeout all the rest
     Example: usual 1 s; ranks 0 and 2 WAIT since 5 s, rank 1 COMPUTE since 4 s: at
     11 s → slow [1], at 15 s → frozen [1]. Check: distlab check 4.6
@@ -121,6 +123,21 @@ class Supervisor:
 
     Events and actions: distlab/given/recovering.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
+
+    C1 world_size + num_standbys processes start at Begin, and any n that are ready form
+       generation 1. When all members are done, it stops with 0. As long as some are
+       done and none has failed, no process is started.
+    C2 After a failure, members that are alive keep their processes and ranks, and
+       processes that are ready take the other ranks, in the next generation.
+    C3 A frozen process gets SIGKILL, and its Ended follows. Events that are late or
+       come twice change nothing.
+    C4 Each process that replaces another is a restart, and at most max_restarts lie in
+       the last window_s. If fewer than n processes would be alive, none is started, and
+       it stops with exit_code, or with 1 if that is 0.
+    C5 The max_failures-th failure without a new step between them stops the run with
+       exit_code, and Interrupted stops it with 128 + signal. Each process that is alive
+       gets SIGTERM, and SIGKILL grace_s later.
+    Check: distlab check 4.7
     """
 
     def __init__(
@@ -155,9 +172,9 @@ class Supervisor:
         changes nothing; nor does a Frozen or Completed of an older generation, or the
         Ready of a process that has a rank.
 
-        C3 Frozen: SIGKILL to the process; its Ended follows
-        C5 Interrupted stops with 128 + signal. While it stops, only Ended and Tick
-        count; at a Tick from kill_at_s on, those still alive get SIGKILL
+        Frozen means SIGKILL to the process. Interrupted stops with 128 + signal. While
+        it stops, only Ended and Tick count, and at a Tick from kill_at_s on, those that
+        are still alive get SIGKILL.
         Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise
@@ -188,7 +205,7 @@ class Supervisor:
     def start(self, num: int) -> list[Action]:
         """Start this many processes. Their numbers are new.
 
-        C1 at Begin: world_size + num_standbys
+        At Begin, they are world_size + num_standbys.
         """
         ### BEGIN SOLUTION recovery.supervise
         #| which numbers has no process had?
@@ -203,9 +220,9 @@ class Supervisor:
 
         A group is needed before the first one, and once a member has failed.
 
-        C1 the first generation is 1, of any processes that are ready
-        C2 members that are alive keep their processes and ranks; processes that are
-        ready take the other ranks; the generation grows by 1
+        The first generation is 1, of any processes that are ready. Later, members that
+        are alive keep their processes and ranks, processes that are ready take the
+        other ranks, and the generation grows by 1.
         Example: n = 3, rank 1 ended, process 3 is ready → Form(2, {0: 0, 1: 3, 2: 2})
         """
         ### BEGIN SOLUTION recovery.supervise
@@ -228,13 +245,13 @@ class Supervisor:
         process. One that ends with another code is a failure: the group is not whole
         any more, and until it is again, no end is a further failure.
 
-        C1 all members done: stop with 0. As long as some are done and none has failed,
-        no process is started
-        C2 otherwise processes are replaced, and a group is formed if it is needed
-        C5 the max_failures-th failure without a new step between stops with exit_code.
-        A step is new if its number is higher than any before. exit_code is the first
-        other than 0 after the newest step: of a failure, or of any process that ends
-        while the group is not whole. Check: distlab check 4.7
+        When all members are done, stop with 0. As long as some are done and none has
+        failed, no process is started. Otherwise replace processes, and form a group if
+        one is needed. The max_failures-th failure without a new step between them stops
+        with exit_code. A step is new if its number is higher than any before. exit_code
+        is the first other than 0 after the newest step, of a failure or of any process
+        that ends while the group is not whole.
+        Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise
         #| what was this process to the group, and what is left to do without it?
@@ -261,9 +278,9 @@ class Supervisor:
     def replace(self, now_s: float) -> list[Action]:
         """Start processes until n + num_standbys are alive, or the limit is reached.
 
-        C4 each process that is started here is a restart; at most max_restarts lie in
-        the last window_s. If fewer than n processes would be alive, none is started:
-        stop with exit_code, or with 1 if that is 0
+        Each process that is started here is a restart, and at most max_restarts lie in
+        the last window_s. If fewer than n processes would be alive, start none, and
+        stop with exit_code, or with 1 if that is 0.
         In torch.distributed: torchrun --max-restarts, over its whole life
         Check: distlab check 4.7
         """
@@ -281,8 +298,9 @@ class Supervisor:
     def stop(self, code: int, now_s: float) -> list[Action]:
         """End all processes, then finish with this code; the first reason counts.
 
-        C5 SIGTERM to each that is alive, and a WakeAt grace_s later; Finish once all
-        have ended, at once if none is alive. Check: distlab check 4.7
+        Each process that is alive gets SIGTERM, and a WakeAt asks for the Tick grace_s
+        later. Finish comes once all have ended, which is at once if none is alive.
+        Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise
         #| what must be remembered until the last process has ended?

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from distlab import curriculum
@@ -44,3 +46,8 @@ def test_a_drill_shows_each_cause() -> None:
     assert causes == set(ACTIONS)
     healthy = [d for d in drills(0)["C4"] if d.expected.what == NOTHING]
     assert all(d.expected == Incident(NOTHING, -1, -1, "continue", 0) for d in healthy)
+
+
+def test_what_a_drill_is_called_names_no_step_for_runs_are_renumbered() -> None:
+    called = [drill.what for own in drills(0).values() for drill in own]
+    assert not [what for what in called if re.search(r"step \d", what)]

@@ -97,3 +97,19 @@ def test_the_rows_that_are_shown_end_with_the_one_that_decides() -> None:
     assert before.startswith("15 ")
     assert texts == [f"at {k}" for k in (16, 17, 18, 19, 20)]
     assert len(last_rows(rows[:6], lambda row: "", beside=2)) == 6
+
+
+class StopsAtOnce(UNIT.Membership):  # type: ignore[name-defined, misc]
+    """It gives up where a wait begins."""
+
+    def end_round(self, now_s: float) -> list[object]:
+        return [UNIT.Stop("nobody is here")]
+
+
+def test_a_tick_that_is_due_is_said_with_its_time() -> None:
+    broken = SimpleNamespace(Membership=StopsAtOnce)
+    script = ByHand(("0 join a", "1 join b"))
+    (fault,) = _faults_of(script, play_agents(script, broken)).values()
+    expected, _, given = fault.message.partition(", but got ")
+    assert f"WakeAt({script.settings.timeout_s:g})" in expected
+    assert given == "Stop"

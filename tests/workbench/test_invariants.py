@@ -234,6 +234,12 @@ def test_needs_come_first_and_are_tasks() -> None:
         seen.add(task.id)
 
 
+def test_the_units_of_a_phase_stand_in_the_order_of_the_path() -> None:
+    for phase in CURRICULUM.phases:
+        on_the_path = dict.fromkeys(t.unit for t in CURRICULUM.tasks_of(phase.number))
+        assert [unit.name for unit in phase.units] == list(on_the_path)
+
+
 def test_every_diagnosis_is_explained_and_every_explanation_is_tried() -> None:
     sources = [*(ROOT / "distlab" / "grading").rglob("*.py")]
     named = {

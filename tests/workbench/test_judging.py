@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from distlab.curriculum.advice import STANDING, advice_on, read_advice
 from distlab.grading import TaskVerdict, verdict
+from distlab.grading.kit.values import expect_values
 from distlab.grading.parts import parts_beside, parts_used
 from distlab.grading.report import lines_of, plain
 from distlab.runner import Cluster
@@ -261,3 +263,16 @@ def test_from_the_networks_on_each_clause_has_advice() -> None:
     lines = [line for clauses in table.values() for line in clauses.values()]
     assert max(map(len, lines)) <= 84
     assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.parametrize(("planted", "kinds"), [(1.0, ""), ("inf", "inf")])
+def test_the_evidence_says_that_an_inf_is_the_checks_own(
+    planted: float | str, kinds: str
+) -> None:
+    right = torch.tensor([float(planted), 2.0])
+    wrong = torch.tensor([float(planted), 7.0])
+    with pytest.raises(verdict.NotYetError) as found:
+        expect_values([right, wrong], [right, right], what="the mean")
+    given = [line for line in found.value.evidence if line.rank < 0]
+    assert [kinds in line.text for line in given] == [True] * bool(kinds)
+    assert len(found.value.evidence) == 2 + len(given)

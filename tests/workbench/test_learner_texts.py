@@ -7,6 +7,7 @@ import pytest
 
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.hints import LEVELS, read_hints
+from distlab.curriculum.manifest import Phase
 from distlab.curriculum.misconceptions import fitting_hint, read_misconceptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,23 @@ def test_the_hours_of_the_readme_are_those_of_the_time_tables() -> None:
             minutes["(stretch)" in what] += int(keyboard) + int(reading)
         assert abs(int(hours[0]) - minutes[False] / 60) < 1, folder
         assert abs(int(hours[1]) - sum(minutes.values()) / 60) < 1, folder
+
+
+@pytest.mark.parametrize("phase", CURRICULUM.phases, ids=lambda phase: phase.folder)
+def test_a_time_table_has_the_minutes_of_all_tasks_and_their_sums(phase: Phase) -> None:
+    text = (ROOT / phase.folder / "guidelines.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d\.\d+) .*\| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    tasks = CURRICULUM.tasks_of(phase.number)
+    minutes = {number: (int(build), int(read)) for number, build, read in rows}
+    assert {n: build for n, (build, _) in minutes.items()} == {
+        task.number: task.minutes for task in tasks
+    }
+    sums = re.findall(r"^\| \*\*.*\*\* \| \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    core = [minutes[task.number] for task in tasks if not task.stretch]
+    assert [(int(build), int(read)) for build, read in sums] == [
+        (sum(build for build, _ in some), sum(read for _, read in some))
+        for some in (core, [*minutes.values()])
+    ]
 
 
 def test_every_slug_that_a_guide_names_is_explained() -> None:

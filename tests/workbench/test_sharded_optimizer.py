@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks import _zero_ranks as ranks
 from distlab.curriculum import load
+from distlab.grading.checks.sharded_optimizer import plan as plans
 from distlab.grading.checks.sharded_optimizer.scenarios import (
     MOMENTUM,
     backward,
@@ -182,3 +183,16 @@ def simulated_steps(context: Any, stage: int) -> list[float]:
         context.comm.all_reduce(loss)
         losses.append(float(loss / 3))
     return losses
+
+
+def test_ranges_that_are_places_in_the_vector_are_told_from_right_ones() -> None:
+    for sizes, world_size in plans.cases(3):
+        right = plans.right_plan(sizes, world_size)
+        assert plans.counted_in_the_vector(sizes, right) is None
+        begins = [sum(sizes[:which]) for which in range(len(sizes))]
+        moved = [
+            [(which, begins[which] + a, begins[which] + b) for which, a, b in shard]
+            for shard in right
+        ]
+        found = plans.counted_in_the_vector(sizes, moved)
+        assert (found is None) == (moved == right), (sizes, world_size)

@@ -214,7 +214,8 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
 def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
     if not close(weights, right):
         found, expected = beside(weights, right)
-        raise NotYetError(f"{when} the weights are {found}, expected {expected}")
+        why = f" ({named(WITH_NAN)} has a nan on purpose)" * ("nan" in found + expected)
+        raise NotYetError(f"{when} the weights are {found}, expected {expected}{why}")
 
 
 def expect_all(record: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
 LR = 0.5
+WITH_NAN = (1, 2)
+"""The worker and the number of a push whose last element is nan."""
 Move = tuple[int, int, int]
 """A worker, PUSH or PULL (or LEAVE), and the number of its last push (of this one)."""
 LEAVE = 0
@@ -54,6 +56,8 @@ def _state(server: Any) -> Any:
 def start(num_workers: int) -> Evidence:
     """With what a server begins, as the first line of the evidence."""
     text = f"weights {shown(weights().tolist())}, lr {LR}, n {num_workers}"
+    if num_workers > WITH_NAN[0]:
+        text += f"; push {WITH_NAN[1]} of worker {WITH_NAN[0]} has a nan on purpose"
     return Evidence(rank=NOBODY, state="start", text=text)
 
 
@@ -70,12 +74,12 @@ def message(kind: int, number: int, values: Sequence[float] = ()) -> bytes:
 def gradient_of(rank: int, number: int) -> list[float]:
     """A gradient that no other push has, and no sum of a few others.
 
-    One push has a nan, so that the last weight is nan from then on.
+    Push WITH_NAN has a nan, so that the last weight is nan from then on.
     """
     gradient = [
         float((7 * rank + 3 * number * number + k) % 11 + rank) for k in range(3)
     ]
-    return [*gradient[:2], math.nan] if (rank, number) == (1, 2) else gradient
+    return [*gradient[:2], math.nan] if (rank, number) == WITH_NAN else gradient
 
 
 def ask(move: Move) -> Ask:

@@ -23,6 +23,7 @@ _FACTS = {
     "alive, too few for {n} ranks",
     "stopping": "while it stops, only ends count; Finish follows the last of them",
     "stopped": "while it stops, only ends count; Finish follows the last of them",
+    "code": "it stopped with exit code {code}, whatever ends afterwards",
     "interrupted": "an interruption stops all processes, with 128 + the signal's "
     "number",
     "frozen": "a frozen process gets SIGKILL: its Ended follows, and counts then",
@@ -39,6 +40,8 @@ def facts(contract: SupervisorContract, due: Due, part: str) -> str:
     script, name = contract.script, due.reason
     if part == "late":
         name = "late"
+    elif name == "stopped" and part == "finish" and due.finish is not None:
+        name = "code"
     elif due.form and name == "ready":
         name = "ready to form"
     elif due.form and part != "starts" and name in ("failure", "limited"):
@@ -52,4 +55,5 @@ def facts(contract: SupervisorContract, due: Due, part: str) -> str:
         restarts=script.max_restarts,
         window=script.window_s,
         failures=script.max_failures,
+        code=due.finish,
     )

@@ -119,7 +119,7 @@ def each_element_once(runs: Runs) -> str | None:
                 rule="one list per rank; a rank without elements has an empty list",
                 fatal=True,
             )
-        if outside := _counted_in_the_vector(sizes, shards):
+        if outside := counted_in_the_vector(sizes, shards):
             which, start, stop = outside
             raise NotYetError(
                 f"{call}: parameter {which} has {sizes[which]} elements, and its range "
@@ -135,7 +135,7 @@ def each_element_once(runs: Runs) -> str | None:
     return "1 element on 4 ranks: rank 0 has it, the other shards are empty"
 
 
-def _counted_in_the_vector(sizes: list[int], shards: Shards) -> Piece | None:
+def counted_in_the_vector(sizes: list[int], shards: Shards) -> Piece | None:
     """A range that lies in the vector where its parameter does, and not in it."""
     begins = [sum(sizes[:which]) for which in range(len(sizes))]
     pieces = [piece for one in shards for piece in one]
