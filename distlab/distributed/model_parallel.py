@@ -187,6 +187,8 @@ class PipelineParallel(nn.Module):
 
     A parameter may be part of several stages, such as an embedding that is also the
     output layer: after each batch every rank that has it adds up the gradients of all.
+    Between two stages, activations have the shape and dtype that `example` has there
+    outside of autocast: under autocast(), a stage that ends in bfloat16 sends float32.
     Each rank draws random numbers of its own, also from equal seeds. Clip gradients
     with clip_grad_norm_() of this class: torch's function, which sees one rank's stages
     only, raises an error.
@@ -259,9 +261,11 @@ class PipelineParallel(nn.Module):
         self.stream = Stream(self.comm)
         parts = [nn.Sequential(*(model[k] for k in stage)) for stage in own]
         self.stages = nn.ModuleList(parts)
+        following = stages[rank + 1 :: n]  # none after the last stage
+        sent = [samples[stage[0]] for stage in following] + [None]
         self.chunks = [
-            ModelChunk(part, samples[stage[0]])
-            for part, stage in zip(parts, own, strict=True)
+            ModelChunk(_Boundary(part, after), samples[stage[0]])
+            for part, stage, after in zip(parts, own, sent, strict=False)
         ]
         if n > 1:
             refuse_torchs_clip(self.parameters(), "PipelineParallel")
@@ -279,11 +283,18 @@ class PipelineParallel(nn.Module):
 
         Raises:
             ValueError: on every rank if there are fewer samples than microbatches, if
-                inputs and targets differ in number, or the ranks' batches do.
+                inputs and targets differ in number, if the ranks' batches do, or within
+                no_grad(). On one rank if its stage returns anything but a tensor, or
+                samples of another shape than for `example`.
         """
         m = self.num_microbatches
 
         def described() -> str:
+            if not torch.is_grad_enabled():
+                raise ValueError(
+                    "train_batch() computes gradients, so it can't run within "
+                    "no_grad(): call it outside"
+                )
             if len(inputs) < m:
                 raise ValueError(f"{len(inputs)} samples do not make {m} microbatches")
             if len(targets) != len(inputs):
@@ -337,6 +348,41 @@ class PipelineParallel(nn.Module):
             RuntimeError: always.
         """
         raise RuntimeError("no rank has the full model: call train_batch()")
+
+
+class _Boundary(nn.Module):
+    """A stage whose outputs are what the next stage expects to receive.
+
+    `after` is a sample that enters the next stage; None after the last one.
+    """
+
+    def __init__(self, stage: nn.Module, after: Tensor | None) -> None:
+        super().__init__()
+        self.stage = stage
+        self.kind = None if after is None else (after.shape, after.dtype)
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Return the stage's outputs, with a dtype and a graph that suit a message.
+
+        Raises:
+            ValueError: the outputs aren't a tensor of the shape that was announced.
+        """
+        outputs = self.stage(inputs)
+        if self.kind is None:
+            return outputs
+        shape, dtype = self.kind
+        if not isinstance(outputs, Tensor) or outputs.shape[1:] != shape:
+            found = type(outputs).__name__
+            if isinstance(outputs, Tensor):
+                found = f"samples of shape {tuple(outputs.shape[1:])}"
+            raise ValueError(
+                f"a stage returns {found}, but the next one expects samples of shape "
+                f"{tuple(shape)}, as for `example`: give an example like the inputs"
+            )
+        outputs = outputs.to(dtype)
+        if not outputs.requires_grad:  # a frozen first stage: nothing lies behind it
+            outputs = outputs.detach().requires_grad_()
+        return outputs
 
 
 _OVER_FEATURES = (nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmin)
@@ -405,7 +451,7 @@ def _samples(model: nn.Sequential, example: Tensor) -> list[Tensor]:
     modes = {module: module.training for module in model.modules()}
     model.eval()  # so that nothing is drawn, and no running statistics change
     samples, x = [], example[None]
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(example.device.type, enabled=False):
         for layer in model:
             samples.append(x[0])
             x = layer(x)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import distlab.distributed as dist
+from distlab.distributed.model_parallel import _Boundary
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,
@@ -189,6 +190,8 @@ def odd_batches(context: RankContext) -> list[str]:
             lambda: dist.PipelineParallel(layers, sample, total, num_microbatches=2)
         ),
     ]
+    with torch.no_grad():
+        found.append(refused(lambda: model.train_batch(rows, rows)))
     assert model.train_batch(rows, rows) >= 0
     return found
 
@@ -198,6 +201,56 @@ def test_a_batch_that_does_not_fit_is_refused_on_every_rank(cluster: Cluster) ->
         assert re.search(r"\b4\b.*\b2\b", found[0])
         assert re.search(r"\b4\b.*\b3\b", found[1])
         assert "sum" in found[2]
+        assert "no_grad" in found[3]
+
+
+def odd_boundaries(context: RankContext) -> dict[str, Any]:
+    """Stages that end in bfloat16, one without a gradient, one of another shape."""
+    rank, _ = begin(context)
+    mse, rows = nn.functional.mse_loss, torch.arange(16.0).view(8, 2) / 16
+
+    def layers() -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [nn.Linear(2, 2) for _ in range(3)]
+
+    def trained(frozen: int, dtype: torch.dtype | None, inside: bool) -> bool:
+        own, alone = layers(), nn.Sequential(*layers())
+        for part in (own[:frozen], alone[:frozen]):
+            for layer in part:
+                layer.requires_grad_(False)
+        autocast = torch.autocast("cpu", dtype, enabled=dtype is not None)
+        with autocast if inside else nullcontext():
+            model = dist.PipelineParallel(own, rows[0], mse, num_microbatches=2)
+        with autocast:
+            loss = model.train_batch(rows, rows + 1)
+            expected = mse(alone(rows), rows + 1)
+        expected.backward()
+        mine, theirs = own[rank].weight.grad, alone[rank].weight.grad
+        assert loss == pytest.approx(float(expected), rel=1e-2)
+        if mine is None or theirs is None:
+            return mine is theirs
+        return torch.allclose(mine, theirs, rtol=2e-2, atol=1e-3)
+
+    return {
+        "autocast": trained(0, torch.bfloat16, inside=False),
+        "made in autocast": trained(0, torch.bfloat16, inside=True),
+        "first frozen": trained(1, None, inside=False),
+        "two frozen": trained(2, torch.bfloat16, inside=False),
+    }
+
+
+def test_stages_send_what_the_next_one_expects(cluster: Cluster) -> None:
+    for found in ranks(cluster, odd_boundaries, 3):
+        assert all(found.values()), found
+
+
+def test_a_stage_of_another_shape_is_refused() -> None:
+    flat = _Boundary(nn.Flatten(), torch.zeros(4))
+    assert flat(torch.zeros(3, 2, 2)).shape == (3, 4)
+    with pytest.raises(ValueError, match=r"\(6,\).*\(4,\)"):
+        flat(torch.zeros(3, 2, 3))
+    with pytest.raises(ValueError, match=r"\btuple\b"):
+        _Boundary(Pair(4, 4), torch.zeros(4))(torch.zeros(3, 4))
 
 
 # ── what the parts of a model share ─────────────────────────────────────────────────
