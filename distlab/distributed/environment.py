@@ -6,6 +6,7 @@ local_rank   LOCAL_RANK   SLURM_LOCALID
 address      MASTER_ADDR  SLURM_STEP_NODELIST   or init_method="tcp://host:port"
              MASTER_PORT  SLURM_JOB_ID
 backend      DISTLAB_BACKEND                 set by distlab.launch
+compare      DISTLAB_COMPARE                 0: collectives don't compare their calls
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def read_place(
     """The place that the arguments and the environment name.
 
     Raises:
-        ValueError: something is missing, or is no integer, or the rank does not exist.
+        ValueError: something is missing or no integer, or the rank or the local rank
+            does not exist.
     """
     env = dict(os.environ if environment is None else environment)
     env |= rank_environment(env)
@@ -56,8 +58,10 @@ def read_place(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
     address = _address(init_method, env, needs_one=world_size > 1)
-    local_rank = _first_number(_NAMES["local_rank"], env, rank)
+    local_rank = read_local_rank(env, rank)
     restarts = _first_number(("TORCHELASTIC_RESTART_COUNT",), env, 0)
+    if restarts < 0:
+        raise ValueError(f"TORCHELASTIC_RESTART_COUNT={restarts} must be at least 0")
     return Place(
         rank=rank,
         world_size=world_size,
@@ -68,10 +72,42 @@ def read_place(
     )
 
 
+def read_local_rank(
+    environment: Mapping[str, str] | None = None, other: int = 0
+) -> int:
+    """This process's number on its node; `other` if the environment doesn't say.
+
+    Raises:
+        ValueError: it is no integer, negative, or not below LOCAL_WORLD_SIZE.
+    """
+    env = os.environ if environment is None else environment
+    local_rank = _first_number(_NAMES["local_rank"], env, None)
+    if local_rank is None:
+        return other
+    size = _first_number(("LOCAL_WORLD_SIZE",), env, None)
+    if local_rank < 0 or (size is not None and local_rank >= size):
+        of = "" if size is None else f" with LOCAL_WORLD_SIZE={size}"
+        raise ValueError(f"LOCAL_RANK={local_rank}{of}: local ranks count from 0")
+    return local_rank
+
+
 def default_backend(environment: Mapping[str, str] | None = None) -> str:
     """The backend that our launcher was told, or gloo."""
     env = os.environ if environment is None else environment
     return env.get("DISTLAB_BACKEND") or "gloo"
+
+
+def compares_calls(environment: Mapping[str, str] | None = None) -> bool:
+    """Return False if DISTLAB_COMPARE is 0, so collectives don't compare their calls.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    env = os.environ if environment is None else environment
+    value = env.get("DISTLAB_COMPARE") or "1"
+    if value not in ("0", "1"):
+        raise ValueError(f"DISTLAB_COMPARE={value}: set it to 0 or 1")
+    return value == "1"
 
 
 def own_host(address: tuple[str, int] | None) -> str:

@@ -19,6 +19,7 @@ from distlab.data.images import Images
 from distlab.data.loader import ImageLoader
 from distlab.data.trainer_sets import ImageSets, open_sets
 from distlab.data.transforms import normalized
+from distlab.distributed.environment import read_local_rank
 from distlab.distributed.group import default_comm, init_process_group
 from distlab.distributed.parts import forget, unit
 from distlab.distributed.wrapped import Wrapped, wrap
@@ -49,8 +50,7 @@ def start(options: Options) -> Comm:
     is_alone = not any(name in os.environ for name in ("RANK", "SLURM_PROCID"))
     backend = options.backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend == "nccl" and torch.cuda.is_available():
-        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
-        torch.cuda.set_device(int(local))
+        torch.cuda.set_device(read_local_rank())
     if is_alone:
         init_process_group(backend, world_size=1, rank=0)
     else:

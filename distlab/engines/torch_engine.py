@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 )
 
 from distlab.comm import leave_default_group, open_default_group
+from distlab.distributed.environment import read_local_rank, read_place
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.optimizers import Make, make_optimizer, named_state
@@ -201,10 +202,14 @@ def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
     """The GPU with this rank's local number, by default LOCAL_RANK, or the CPU.
 
     Raises:
-        EngineError: nccl was asked for and this rank has no GPU.
+        EngineError: nccl was asked for and this rank has no GPU, or LOCAL_RANK can't be
+            right.
     """
     num_gpus = torch.cuda.device_count()
-    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if number is None else number
+    try:
+        local_rank = read_local_rank() if number is None else number
+    except ValueError as error:
+        raise EngineError(str(error)) from error
     if wire == "nccl" and local_rank >= num_gpus:
         raise EngineError(
             f"communication_backend nccl needs a GPU for each rank; local rank "
@@ -222,11 +227,13 @@ def open_group(wire: str | None, device: torch.device) -> Any:
     Returns the group, or None if there was one already.
     """
     place: dict[str, Any] = {}
-    if "RANK" not in os.environ:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        place = {"store": store, "rank": 0, "world_size": 1}
     backend = wire or ("nccl" if device.type == "cuda" else "gloo")
     try:
+        if "RANK" in os.environ:
+            read_place()  # torch's own errors don't name the variable
+        else:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            place = {"store": store, "rank": 0, "world_size": 1}
         return open_default_group(backend, device, timeout=TIMEOUT, **place)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

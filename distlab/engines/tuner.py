@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from distlab.engines.expect import EngineError, expect_int
+from distlab.engines.expect import EngineError, expect_int, expect_number
 from distlab.engines.job import first_line
 from distlab.engines.search import Asha, draw
 from distlab.engines.trial import num_arguments
@@ -67,7 +67,12 @@ class DistributedTuner:
         for name, value in (("num_gpus", num_gpus), ("trials_per_gpu", trials_per_gpu)):
             if not isinstance(value, int) or value < 1:
                 raise EngineError(f"{name} is {value!r}, must be an integer from 1")
-        if max_cost is not None and not cost_per_gpu_hour > 0:
+        for name, rate in (
+            ("cost_per_gpu_hour", cost_per_gpu_hour),
+            ("max_cost", max_cost),
+        ):
+            expect_number(name, rate, is_zero_fine=True)
+        if max_cost is not None and not cost_per_gpu_hour:
             raise EngineError("max_cost needs cost_per_gpu_hour, which is 0")
         _expect_backend(backend, address)
         if not callable(train_fn) or not num_arguments(train_fn):

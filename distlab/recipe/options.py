@@ -258,8 +258,8 @@ def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{flag} {value}: less than {1 << 32}")
     if name in ("label_smoothing", "ema") and value >= 1:
         raise ValueError(f"{flag} {value}: less than 1")
-    if name == "clip_norm" and value is not None and not value > 0:
-        raise ValueError(f"{flag} {value}: must be positive")
+    if name == "clip_norm" and value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{flag} {value}: must be positive and finite")
 
 
 def flag_of(name: str) -> str:

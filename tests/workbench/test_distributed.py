@@ -110,6 +110,10 @@ def test_slurms_variables_stand_in_for_torchruns() -> None:
     assert (place.rank, place.address) == (1, ("::1", 4000))
 
 
+NODE_OF_TWO = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}
+RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "-1"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
@@ -119,6 +123,10 @@ def test_slurms_variables_stand_in_for_torchruns() -> None:
         ({"rank": 2, "world_size": 2}, {}, "rank 2 of 2: ranks count from 0"),
         ({"world_size": 1}, {"RANK": "x"}, "RANK=x is not an integer"),
         ({"rank": 0, "world_size": 1}, {"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no"),
+        ({"rank": 0, "world_size": 1}, {"LOCAL_RANK": "-3"}, "LOCAL_RANK=-3"),
+        ({"rank": 0, "world_size": 1}, NODE_OF_TWO, "LOCAL_WORLD_SIZE=2"),
+        ({}, {"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of 2"),
+        ({"rank": 0, "world_size": 1}, RESTARTED, "TORCHELASTIC_RESTART_COUNT=-1"),
         ({"rank": 0, "world_size": 2}, {**MEETING, "MASTER_PORT": "70000"}, "70000"),
         ({"rank": 0, "world_size": 1, "init_method": "file:///f"}, {}, "choose env://"),
     ],

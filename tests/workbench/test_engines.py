@@ -38,7 +38,11 @@ from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_siz
 from distlab.engines.deepspeed_parallel import settings
 from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
-from distlab.engines.torch_engine import accepted_defaults
+from distlab.engines.torch_engine import (
+    accepted_defaults,
+    device_of_rank,
+    open_group,
+)
 from distlab.engines.worker import has_stalled
 from distlab.engines.worker import train as train_job
 
@@ -630,3 +634,24 @@ def test_scaling_marks_more_ranks_than_cores_and_bars_only_the_others() -> None:
     shared = scaling.figures(4, 6.0, 4.5, 10.0, 0.9, is_shared=True)
     assert all("bar" not in line for line in shared)
     assert all(row not in scaling.text(fits) for row in scaling.text(shared))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"LOCAL_RANK": "-3"}, "LOCAL_RANK=-3"),
+        ({"LOCAL_RANK": "one"}, "LOCAL_RANK=one"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "rank 5 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "0"}, "MASTER_PORT"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"MASTER_ADDR": "localhost", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match=said) as raised:
+        open_group("gloo", device_of_rank("gloo"))
+    assert "\n" not in str(raised.value)

@@ -57,6 +57,9 @@ def test_asha_ends_what_is_not_among_the_best_at_a_rung() -> None:
     assert asha.goes_on(4, 9.0)  # the first at its rung
 
 
+NAN = float("nan")
+
+
 def half() -> Any:
     return 2.5
 
@@ -80,6 +83,8 @@ def locked() -> Callable[..., float]:
         (lambda: Asha(reduction_factor=1), "reduction_factor"),
         (lambda: DistributedTuner(len, {}, num_gpus=0), "num_gpus is 0"),
         (lambda: DistributedTuner(len, {}, max_cost=1.0), "needs cost_per_gpu_hour"),
+        (lambda: DistributedTuner(len, {}, cost_per_gpu_hour=NAN), "cost_per_gpu_hour"),
+        (lambda: DistributedTuner(len, {}, max_cost=NAN), "max_cost is nan"),
         (lambda: DistributedTuner(len, {}, backend="rai"), "processes or ray"),
         (lambda: DistributedTuner(len, {}, address="h:1"), "is for backend ray"),
         (lambda: DistributedTuner(len, {"lr": []}), "^lr is .., which has no value"),

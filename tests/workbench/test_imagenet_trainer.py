@@ -43,6 +43,7 @@ ROOT = find_root(Path(__file__))
         ("--step-epochs -1", "--step-epochs -1.0: at least 0"),
         ("--warmup-factor nan", "--warmup-factor nan: at least 0"),
         ("--clip-norm 0", "must be positive"),
+        ("--clip-norm inf", "must be positive"),
         ("--norm-weight-decay nan", "at least 0"),
         ("--norm-weight-decay -1", "at least 0"),
         ("--global-batch-size 0", "--global-batch-size 0: at least 1"),
