@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from distlab.comm import MeetingError
-from distlab.distributed.environment import Place
+from distlab.distributed.environment import Place, compares_calls
 
 _TOKEN = secrets.token_hex(8)
 _LINGER_S = 0.5  # how long rank 0 keeps its store open so others can read the error
@@ -69,12 +69,19 @@ def _enter(store: Any, place: Place) -> str:
     me = f"{process}|{_TOKEN}"
     seated = store.compare_set(f"rank/{rank}", "", me).decode()
     agreed = store.compare_set("size", "", f"{size}|{rank}").decode()
+    compares = str(int(compares_calls()))
+    others = store.compare_set("compare", "", compares).decode()
     theirs, _, first = agreed.partition("|")
     if seated != me:
         other = seated.partition("|")[0]
         wrong = (
             f"two processes are rank {rank}: {other}, and {process}; give each process "
             "its own RANK, and each job its own MASTER_PORT"
+        )
+    elif others != compares:
+        wrong = (
+            f"DISTLAB_COMPARE is {compares} on rank {rank}, but {others} on another "
+            "rank: set it to the same value on all ranks"
         )
     elif theirs != str(size):
         wrong = (
