@@ -30,6 +30,7 @@ from distlab.distributed.ddp_changes import Seen, set_aside_buffers
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
+from distlab.distributed.weights import EVERY, require_equal_weights
 from distlab.given.data_parallel import contiguous, tensors_in
 
 
@@ -48,8 +49,11 @@ class DistributedDataParallel(nn.Module):
     Don't unfreeze, add, replace or convert parameters afterwards, because their
     gradients would no longer be averaged; forward() refuses such a module. Instead,
     wrap the changed module in a new DistributedDataParallel, which takes over from this
-    one. A deepcopy, such as an average of the weights, only takes part in
-    sync_gradients() after its own first backward(), so a single rank may keep one.
+    one. Change weights and learning rates on all ranks alike: the first and then every
+    100th synchronized backward() checks that the ranks still have equal parameters, and
+    check_weights() does so at once. A deepcopy, such as an average of the weights, only
+    takes part in sync_gradients() after its own first backward(), so a single rank may
+    keep one.
 
     Raises:
         ValueError: on every rank, if the ranks' modules or arguments differ in a name,
@@ -58,6 +62,8 @@ class DistributedDataParallel(nn.Module):
             the bucket size, device_ids isn't where the module is, or the unit refuses
             an argument.
         RuntimeError: in forward(), if the parameters have changed.
+        DisagreementError: in backward(), on every rank, if a parameter's values differ
+            between ranks.
 
     Example:
         init_process_group()
@@ -151,6 +157,11 @@ class DistributedDataParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Send nothing: backward() in this block only adds to .grad.
 
+        Ranks may accumulate different numbers of batches, so a rank that is alone in
+        this block is no error in itself. Call optimizer.step() only after a backward()
+        outside of it on every rank: otherwise the ranks' weights become different,
+        which the next check of the weights reports.
+
         Example:
             init_process_group()
             model = DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -232,9 +243,28 @@ class DistributedDataParallel(nn.Module):
         with running():
             self.__dict__["engine"].sync_gradients()
 
+    def check_weights(self) -> None:
+        """Require that all ranks have the same parameters, up to rounding; collective.
+
+        Buffers may differ, because each rank's batch norm sees its own batches.
+
+        Raises:
+            DisagreementError: on every rank; it names a parameter and the ranks that
+                don't have rank 0's values.
+
+        Example:
+            init_process_group()
+            model = DistributedDataParallel(torch.nn.Linear(2, 1))
+            with torch.no_grad():
+                model.module.weight.zero_()  # on every rank
+            model.check_weights()
+        """
+        require_equal_weights(self.__dict__["engine"].comm, self.module)
+
     def reset(self) -> None:
         """The group is another one: forget the backward() that lost a peer."""
         engine = self.__dict__["engine"]
+        engine.num_synced = 0  # a rank that joins now begins at 0
         engine.__dict__ |= {"arrived": set(), "unused": [], "usage_work": None}
         engine.active = list(range(engine.comm.world_size))
         engine.has_batch = engine.is_stale = engine.expects_end = False
@@ -380,6 +410,7 @@ def _init(base: Any) -> Any:
         self.__dict__["takes_part"] = True  # in the global sync_gradients()
         self.__dict__["pending"] = set()  # forward()s whose backward() hasn't begun
         self.__dict__["num_forwards"] = 0
+        self.__dict__["num_synced"] = 0  # backward()s whose gradients were averaged
         self.__dict__["versions"] = {}  # of each parameter when its gradient arrived
         with running(ValueError):
             base.__init__(self, *arguments, **named)
@@ -472,6 +503,9 @@ def _finalize_backward(base: Any) -> Any:
             set_aside_buffers(self.module)
         self.pending.clear()
         base.finalize_backward(self)
+        if self.num_synced % EVERY == 0:
+            require_equal_weights(self.comm, self.module)
+        self.num_synced += 1
 
     return finalize_backward
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import distlab.distributed as dist
-from distlab.comm import leave_default_group
+from distlab.comm import Journal, leave_default_group
+from distlab.distributed.agreement import differing
 from distlab.runner import Cluster, RankContext
 from tests.workbench.distributed_ranks import begin, ranks
 from tests.workbench.golden import Golden
@@ -391,3 +394,100 @@ def test_copies_of_one_rank_and_buffers_of_two_forwards(cluster: Cluster) -> Non
             "second": 1.5,  # at the time of its forward()
             "kept": True,  # one forward, one backward: in place
         }
+
+
+def exchanges(context: RankContext) -> dict[str, Any]:
+    rank, n = begin(context)
+    comm = dist.default_comm()
+    found: dict[str, Any] = {}
+    for size in range(1, n + 1):
+        if (part := comm.new_group(range(size))) is None:
+            continue
+        events: list[dict[str, Any]] = []
+        journal = Journal(part, events.append)
+        told = differing(journal, f"call {rank}", "x" * rank)
+        if size > 1:
+            assert told == [[f"call {r}", "x" * r] for r in range(size)]
+        messages = [event for event in events if event["k"] == "enter"]
+        found[f"differ, {size}"] = len(messages)
+        assert differing(journal, "call") is None
+        events.clear()
+        assert differing(journal, "call") is None
+        found[f"agree, {size}"] = sum(event["k"] == "enter" for event in events)
+    for value in ("1", "0"):
+        os.environ["DISTLAB_COMPARE"] = value
+        events.clear()
+        dist.all_reduce(torch.ones(1), comm=journal)
+        found[value] = sum(event.get("bytes") == 16 for event in events)
+    with pytest.raises(ValueError, match="bool"):
+        dist.all_gather(True, comm=journal)  # type: ignore[arg-type]
+    del os.environ["DISTLAB_COMPARE"]
+    return found
+
+
+def test_the_ranks_compare_in_few_messages(cluster: Cluster) -> None:
+    for found in ranks(cluster, exchanges, 5):
+        assert found.pop("1") > 0
+        assert found.pop("0") == 0
+        for name, count in found.items():
+            kind, _, size = name.partition(", ")
+            steps = math.ceil(math.log2(int(size)))
+            assert count == steps * (1 if kind == "agree" else 2), name
+
+
+# ── weights that differ between ranks ───────────────────────────────────────────────
+
+
+def weights_of_one_rank(context: RankContext) -> dict[str, str]:
+    rank, n = begin(context)
+    found = {}
+
+    def trained(change: Callable[[nn.Module], None], steps: int = 1) -> str:
+        model = dist.DistributedDataParallel(two_layers())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        if rank == n - 1:
+            change(model.module)
+
+        def train() -> None:
+            for step in range(steps):
+                model(torch.full((3, 2), 0.1 * rank + step).double()).sum().backward()
+                sgd.step()
+                sgd.zero_grad()
+
+        return told(train) or told(model.check_weights)
+
+    @torch.no_grad()
+    def negate(net: nn.Module) -> None:
+        net[1].weight.neg_()
+
+    def round_off(net: nn.Module) -> None:
+        net[0].weight.data *= 1 + 1e-7
+
+    found["before"] = trained(lambda net: nn.init.normal_(net[0].weight))
+    found["negated"] = trained(negate)
+    found["nan"] = trained(lambda net: nn.init.constant_(net[1].bias, torch.nan))
+    found["rounded"] = trained(round_off)
+    found["a hundred steps"] = trained(lambda _: None, 102)
+    model = dist.DistributedDataParallel(two_layers())
+    for step in range(dist.weights.EVERY + 1):
+        if step == 1 and rank == n - 1:
+            negate(model.module)
+        found["later"] = told(lambda: model(torch.ones(1, 2).double()).sum().backward())
+        assert (not found["later"]) == (step < dist.weights.EVERY)
+    return found
+
+
+def test_weights_that_differ_are_named(cluster: Cluster, golden: Golden) -> None:
+    all_ranks = ranks(cluster, weights_of_one_rank, 3)
+    first = all_ranks[0]
+    assert all(found == first for found in all_ranks)
+    patterns = {
+        "before": r"\b0\.weight\b.* rank 2 ",
+        "negated": r"\b1\.weight\b.* rank 2 ",
+        "nan": r"\b1\.bias\b.* rank 2 ",
+        "later": r"\b1\.weight\b.* rank 2 ",
+    }
+    for name, pattern in patterns.items():
+        assert re.search(f"^DisagreementError: {pattern}", first[name]), first[name]
+    assert first["rounded"] == first["a hundred steps"] == ""
+    golden("distributed/weights-that-differ", first["before"])
