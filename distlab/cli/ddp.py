@@ -39,6 +39,7 @@ class Order:
     may_download: bool = False
     track: str = ""
     rate: float = 1.0
+    max_cost: float | None = None
     compare: bool = False
     as_json: bool = False
     monitor: MonitorOrder = field(default_factory=MonitorOrder)
@@ -83,6 +84,8 @@ def _check(order: Order) -> None:
         raise ValueError(
             f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
         )
+    if order.max_cost is not None and not 0 <= order.max_cost < math.inf:
+        raise ValueError(f"--max-cost {order.max_cost:g}: choose a number from 0 on")
     order.monitor.check()
     _check_checkpoints(order)
     if order.save:
@@ -179,12 +182,20 @@ class _Training:
         from distlab.training.ddp_estimate import estimate
 
         data = read_split(self._origin.files, self._origin.known)
-        if self._order.as_json:
+        most, rate = self._order.max_cost, self._order.rate
+        if self._order.as_json and most is None:
             return
         with waiting("measuring what start and messages take"):
             probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
-        lines = plan(self._config, self._origin.note, expected, self._order.rate)
+        if most is not None and expected.cost(rate) > most:
+            raise ValueError(
+                f"--max-cost {most:g}: this training is expected to cost "
+                f"{expected.cost(rate):.2g}: choose fewer epochs or ranks"
+            )
+        if self._order.as_json:
+            return
+        lines = plan(self._config, self._origin.note, expected, rate)
         watched = self._monitoring.lines if self._monitoring else []
         _say(*lines, *self._evaluation(), *watched, "")
 

@@ -51,6 +51,9 @@ Track = Annotated[str, typer.Option(help="mlflow: write the run down.")]
 Rate = Annotated[
     float, typer.Option("--cost-per-worker-hour", help="What one rank costs an hour.")
 ]
+MaxCost = Annotated[
+    float | None, typer.Option(help="Don't begin if it is expected to cost more.")
+]
 Compare = Annotated[
     bool, typer.Option("--compare", help="The same by one process, side by side.")
 ]
@@ -125,6 +128,7 @@ def ddp(
     code: Code = None,
     track: Track = "",
     cost_per_worker_hour: Rate = 1.0,
+    max_cost: MaxCost = None,
     compare: Compare = False,
     monitor: MonitorFolder = None,
     also: Also = None,
@@ -163,6 +167,7 @@ def ddp(
         may_download=download,
         track=track,
         rate=cost_per_worker_hour,
+        max_cost=max_cost,
         compare=compare,
         as_json=as_json,
         monitor=MonitorOrder(

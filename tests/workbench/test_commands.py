@@ -159,7 +159,7 @@ def test_commands_can_be_typed_as_they_stand(path: Path) -> None:
         "distlab ddp --world-size 2 --epochs 1 --batch-size 8 --lr 0.1 --device cpu",
         "distlab ddp --global-batch-size 64 --lr-scaling linear --code mine --seed 1",
         "distlab ddp --dataset fashion-mnist --data-dir data --download --track mlflow",
-        "distlab ddp --cost-per-worker-hour 2 --compare --save model.pt",
+        "distlab ddp --cost-per-worker-hour 2 --max-cost 1 --compare --save model.pt",
         "distlab ddp --checkpoint saved --resume --monitor --profile --code reference",
     ],
 )

@@ -196,6 +196,8 @@ def test_without_code_it_is_what_use_says(run: CliRunner, course: Course) -> Non
         ("--track wandb", "there is mlflow"),
         ("--cost-per-worker-hour -1", "choose a number from 0 on"),
         ("--cost-per-worker-hour nan", "choose a number from 0 on"),
+        ("--max-cost -1", "--max-cost -1: choose a number from 0 on"),
+        ("--epochs 1 --max-cost 0", "--max-cost 0: this training is expected"),
         ("--code mine --code reference", "choose one of them"),
         ("--code pyproject.toml", "pyproject.toml: line "),
         ("--code nowhere.py", "the file cannot be read"),
