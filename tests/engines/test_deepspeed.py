@@ -89,7 +89,8 @@ def test_a_configuration_given_once_is_that_of_the_fields(tmp_path: Path) -> Non
         other,
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         scheduler=partial(
-            torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda n: min(1.0, n / 5)
+            torch.optim.lr_scheduler.LambdaLR,
+            lr_lambda=lambda n: min(1.0, max(0, n - 1) / 5),
         ),
         scheduler_interval="step",
         batch_size=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from distlab.cli.train_verb import train
 from distlab.engines import EngineError, HorovodTrainer, PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
 
-pytest.importorskip("horovod.torch", reason="`make test-horovod` builds it")
+hvd: Any = pytest.importorskip("horovod.torch", reason="`make test-horovod` builds it")
 STEPS = 20
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -52,7 +53,9 @@ def test_twenty_steps_are_those_of_torch_ddp(case: dict[str, Any]) -> None:
 
 def test_fp16_changes_what_is_sent_and_the_timeline_is_written(tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
-    expected, found, _, _ = both({}, compression="fp16", timeline=timeline)
+    # Horovod's own object, which users arrive with, is the word "fp16".
+    fp16 = hvd.Compression.fp16
+    expected, found, _, _ = both({}, compression=fp16, timeline=timeline)
     gaps = [abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)]
     assert 0 < max(gaps) < 1e-2
     events = json.loads(timeline.read_text())
@@ -95,6 +98,54 @@ def test_distlab_train_runs_a_script_and_metrics_are_averaged(tmp_path: Path) ->
     given: dict[str, Any] = {"backend": "horovod", "num_gpus": 2, "log_dir": tmp_path}
     assert train(script, [str(tmp_path)], **given) == 0
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.5", "0.5"]
+
+
+TRAINERS = """
+import json, os, sys
+from functools import partial
+from pathlib import Path
+import torch
+from benchmarks import _engine_ranks as ranks
+from distlab.engines import HorovodTrainer, PyTorchDDPTrainer
+from distlab.models.mlp import make_mlp
+
+make = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+found = []
+for kind in (HorovodTrainer, PyTorchDDPTrainer):
+    trainer = kind(
+        make_mlp(),
+        optimizer=ranks.momentum,
+        scheduler=make,
+        verbose=False,
+        batch_size=8,
+    )
+    history = trainer.fit(ranks.loaders(64)[0], epochs=2)
+    rates = [row.learning_rate for row in history.epochs]
+    found.append((history.backend, history.num_gpus, history.losses, rates))
+Path(sys.argv[1], os.environ["HOROVOD_RANK"]).write_text(json.dumps(found))
+"""
+
+
+def test_trainers_in_a_script_take_part_with_a_scheduler(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINERS)
+    given: dict[str, Any] = {"backend": "horovod", "num_gpus": 2, "log_dir": tmp_path}
+    assert train(script, [str(tmp_path)], **given) == 0
+    first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    ddp = PyTorchDDPTrainer(
+        make_mlp(),
+        optimizer=ranks.momentum,
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
+        verbose=False,
+        batch_size=8,
+        num_gpus=2,
+    )
+    losses = ddp.fit(ranks.loaders(64)[0], epochs=2).losses
+    assert first == second
+    for backend, num_gpus, own, rates in first:
+        assert (backend, num_gpus) == ("horovod", 2)
+        assert own == pytest.approx(losses, abs=1e-10)
+        assert rates == pytest.approx([0.05, 0.025])
 
 
 def failing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
