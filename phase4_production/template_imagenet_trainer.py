@@ -33,6 +33,7 @@ from distlab.distributed.job import build, start, use_code
 from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
 from distlab.distributed.watch import Watch, introduce, say
+from distlab.distributed.whole_runs import WholeRun
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.monitoring import checksum
@@ -119,7 +120,8 @@ class Saved:
     """The checkpoints of a job, 4.3 to 4.5; without a folder there are none."""
 
     def __init__(self, options: Options, job: Job) -> None:
-        self.job, self.run, self.every = job, run_of(job), options.save_every
+        self.job, self.run = job, WholeRun(job, run_of(job))
+        self.every = options.save_every
         self.folder = options.checkpoint
         self.disk = RealDisk(options.checkpoint) if options.checkpoint else None
         self.notice = Notice(job.comm) if self.disk else None
@@ -139,12 +141,13 @@ class Saved:
             self.job.comm,
             self.units,
             lambda: disk,
-            self.run,
+            self.run.whole,
             check=lambda it: require_same(self.folder, settings, it.get(SETTINGS)),
         )
         if newest is None:
             say(self.job.comm, f"no checkpoint in {self.folder} yet: starts at step 0")
             return 0
+        self.run.scatter()
         for line in newest.refused:
             say(self.job.comm, f"skipped a newer checkpoint: {line}")
         say(self.job.comm, f"resumes after step {newest.step} from {self.folder}")
@@ -158,7 +161,8 @@ class Saved:
             return
         settings = {SETTINGS: self.job.settings}
         comm = self.job.comm
-        state = packed(comm, self.units, self.run, shared=settings)
+        self.run.gather()
+        state = packed(comm, self.units, self.run.whole, shared=settings)
         self.units.save(comm, self.disk, step, *state)
         expect_shared(comm, self.disk, step)
         say(comm, f"saved step {step} in {self.folder}")

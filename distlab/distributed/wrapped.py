@@ -82,13 +82,17 @@ class WrappedSharded(Wrapped):
         finally:
             self.engine.set_requires_gradient_sync(True)
 
-    def whole(self) -> nn.Module:
-        """Collective: a model with all weights, and rank 0's buffers."""
+    def gather(self) -> None:
+        """Collective: give `copy` all weights, and this rank's buffers."""
         weights = {
             name: value.full_tensor() if hasattr(value, "full_tensor") else value
             for name, value in self.model.state_dict().items()
         }
         self.copy.load_state_dict(weights)
+
+    def whole(self) -> nn.Module:
+        """Collective: a model with all weights, and rank 0's buffers."""
+        self.gather()
         for buffer in self.copy.buffers():
             self.comm.broadcast(buffer, 0)
         return self.copy

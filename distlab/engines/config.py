@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +25,7 @@ from distlab.engines.expect import (
     expect_number,
     expect_path,
 )
+from distlab.monitor.sinks import expect_known
 
 Backend = Literal[
     "pytorch-ddp", "fsdp2", "scratch", "ray", "horovod", "deepspeed", "tensorflow"
@@ -95,6 +96,10 @@ class DistributedConfig:
     tensorboard_dir: str | Path | None = None
     profile_dir: str | Path | None = None
     """Each rank writes a torch.profiler trace of a few steps into this folder."""
+    monitor_dir: str | Path | None = None
+    """A new folder for the records of all ranks, which `distlab top` shows."""
+    monitor_also: str | Sequence[str] = ()
+    """More places for them: tensorboard, prometheus or prometheus:PORT."""
     log_every_n_steps: int = 10
     early_stopping: int | None = None
     """Epochs without a better validation loss after which the training ends."""
@@ -146,6 +151,12 @@ class DistributedConfig:
         return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[
             self.lr_scaling
         ]
+
+    @property
+    def also(self) -> tuple[str, ...]:
+        """`monitor_also` as a tuple."""
+        given = self.monitor_also
+        return (given,) if isinstance(given, str) else tuple(given)
 
     def _settle(self) -> None:
         """Convert NumPy numbers to Python's, and fill in fields that others imply."""
@@ -316,7 +327,7 @@ class DistributedConfig:
             )
 
     def _expect_places(self) -> None:
-        for name in ("checkpoint_dir", "tensorboard_dir", "profile_dir"):
+        for name in FOLDERS:
             expect_path(name, getattr(self, name))
         if not isinstance(self.resume_from_checkpoint, bool):
             expect_path("resume_from_checkpoint", self.resume_from_checkpoint)
@@ -326,8 +337,16 @@ class DistributedConfig:
             raise EngineError("mlflow_experiment is given, but mlflow_tracking is off")
         if self.tensorboard_dir is not None and not self.tensorboard:
             raise EngineError("tensorboard_dir is given, but tensorboard is off")
+        if self.also and self.monitor_dir is None:
+            raise EngineError("monitor_also is given, but no monitor_dir")
+        try:
+            expect_known(self.also)
+        except ValueError as error:
+            said = str(error).replace("--also", "monitor_also", 1)
+            raise EngineError(said) from error
 
 
+FOLDERS = ("checkpoint_dir", "tensorboard_dir", "profile_dir", "monitor_dir")
 WIRES = ("gloo", "nccl")
 SWITCHES = (
     "find_unused_parameters",

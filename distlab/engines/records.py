@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.history import EpochRow
 from distlab.engines.job import Job
-from distlab.monitor import Monitor, Sink
+from distlab.monitor import Monitor, Sink, StepRecord
 from distlab.monitor.extras import needed
+from distlab.monitor.sinks import announced, num_restarts, open_sinks
 
 
 class Records:
@@ -26,10 +28,48 @@ class Records:
 
     def __init__(self, job: Job, rank: int) -> None:
         sinks = make_sinks(job) if rank == 0 else []
-        self._monitor = Monitor(1, sinks)
+        self._config = job.config
+        self._monitor = Monitor(job.config.world_size, sinks)
         self._is_first = rank == 0
         self._says = rank == 0 and job.verbose
         self._num_epochs = job.config.epochs
+
+    def open_folder(self, step: int) -> None:
+        """Open `monitor_dir`, if there is one; a resumed run begins after `step`.
+
+        Raises:
+            EngineError: it has the records of another run, or a port is taken.
+        """
+        config = self._config
+        if not self._is_first or config.monitor_dir is None:
+            return
+        run = {
+            "tool": "distlab.engines",
+            "world_size": config.world_size,
+            "backend": config.backend,
+            "epochs": config.epochs,
+            "checkpoint_dir": str(config.checkpoint_dir or ""),
+        }
+        same = None
+        if config.resume_from_checkpoint and config.checkpoint_dir:
+            same = {"checkpoint_dir": run["checkpoint_dir"]}
+        elif num_restarts():
+            same = {"backend": config.backend}  # the folder is of its first start
+        folder = Path(config.monitor_dir)
+        try:
+            sinks = open_sinks(folder, run, config.also, same=same, after=step)
+        except (ValueError, OSError, ImportError) as error:
+            said = " ".join(str(error).split())
+            raise EngineError(f"monitor_dir: {said}") from error
+        self._monitor.add(sinks)
+        if self._says:
+            for line in announced(folder, sinks):
+                print(f"figures: {line}", flush=True)
+
+    def ranks(self, records: Sequence[StepRecord]) -> None:
+        """The records of all ranks, of the same steps."""
+        for record in records:
+            self._monitor.hear(record)
 
     def steps(self, step: int, figures: dict[str, float]) -> None:
         """Figures of the steps up to `step`."""
@@ -42,6 +82,11 @@ class Records:
             "val_loss": row.val_loss,
             "accuracy": row.accuracy,
         }
+        if self._config.monitor_dir is not None:
+            named["validation_loss"], named["validation_accuracy"] = (
+                row.val_loss,
+                row.accuracy,
+            )
         self._monitor.figures(step, {k: v for k, v in named.items() if v is not None})
         if self._says:
             print(line_of(row, self._num_epochs), flush=True)

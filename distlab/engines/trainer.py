@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.engines.config import BACKENDS, CORE, config_from
+from distlab.engines.config import BACKENDS, CORE, FOLDERS, config_from
 from distlab.engines.deepspeed_config import optimizer_in, scheduler_in
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
@@ -314,8 +314,8 @@ def unwrapped(model: Any) -> Any:
 
 def _absolute(config: Any) -> Any:
     """The ranks may work in another folder."""
-    names = ("checkpoint_dir", "tensorboard_dir", "profile_dir")
-    paths = {n: Path(getattr(config, n)).resolve() for n in names if getattr(config, n)}
+    given = [name for name in FOLDERS if getattr(config, name)]
+    paths = {name: Path(getattr(config, name)).resolve() for name in given}
     source = config.resume_from_checkpoint
     if not isinstance(source, bool):
         paths["resume_from_checkpoint"] = Path(source).resolve()

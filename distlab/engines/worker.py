@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from operator import mul
 from pathlib import Path
@@ -33,6 +33,8 @@ from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.records import Records
 from distlab.engines.samples import Microbatch, epoch_order, epoch_plan
 from distlab.engines.schedules import Schedule
+from distlab.monitor import StepRecord
+from distlab.monitor.meter import gpu_utilization, peak_memory_bytes
 from distlab.monitor.profile import StepProfiler
 
 IN_AN_EPOCH = ("max_steps", "max_cost")  # these end a training within an epoch
@@ -51,7 +53,7 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
     try:
         fitting = with_world_size(job.config, parallel.world_size)
         parallel.take_loss(job.loss)
-        records = Records(job, parallel.rank)
+        records = Records(replace(job, config=fitting), parallel.rank)
         with contextlib.closing(records), random_numbers_kept():
             loop = TrainingLoop(replace(job, config=fitting), parallel, records)
             try:
@@ -80,6 +82,7 @@ class TrainingLoop:
         self.stopped_by = ""
         self.profiler: StepProfiler | None = None
         self.grad_norm = self.rate = 0.0
+        self.data_wait_s, self.num_own = 0.0, 0  # since the last record
 
     def run(self) -> Outcome:
         """Train until the last epoch, or until something ends it before."""
@@ -87,6 +90,7 @@ class TrainingLoop:
         self._open_profiler()
         self._expect_to_save()
         self._resume()
+        self._open_folder()
         if self._has_all_steps():
             self.stopped_by = "max_steps"
         elif self.rows and self._has_stalled():
@@ -167,8 +171,9 @@ class TrainingLoop:
         sums: list[Tensor] = []  # this rank's part of the losses since the last record
         began = time.perf_counter()
         part = torch.zeros((), dtype=torch.double, device=parallel.device)
-        batches = parallel.batches(self.job.train, plan)
+        batches = self._timed(parallel.batches(self.job.train, plan))
         for micro, batch in zip(plan, batches, strict=True):
+            self.num_own += micro.num_samples
             part += parallel.learn(self.job.loss, batch, micro)
             if not micro.ends_step:
                 continue
@@ -227,19 +232,67 @@ class TrainingLoop:
         *losses, spent = (parallel.sum(torch.cat([own, seconds])) / world).tolist()
         self.losses += losses
         self.spent_s += spent
-        self.records.steps(
-            self.num_steps,
-            {
-                "loss": losses[-1],
-                "learning_rate": self.rate,
-                "grad_norm": self.grad_norm,
-                "step_s": spent / len(losses),
-                "num_gpus": float(world),
-            },
-        )
+        if self.config.monitor_dir is not None:
+            self.records.ranks(self._of_all_ranks(losses, now - began))
+        else:
+            self.records.steps(
+                self.num_steps,
+                {
+                    "loss": losses[-1],
+                    "learning_rate": self.rate,
+                    "grad_norm": self.grad_norm,
+                    "step_s": spent / len(losses),
+                    "num_gpus": float(world),
+                },
+            )
         if self._is_too_expensive():
             self.stopped_by = "max_cost"
         return now
+
+    def _timed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The same batches; adds up how long they were waited for."""
+        each = iter(batches)
+        while True:
+            asked_s = time.perf_counter()
+            try:
+                batch = next(each)
+            except StopIteration:
+                return
+            finally:
+                self.data_wait_s += time.perf_counter() - asked_s
+            yield batch
+
+    def _of_all_ranks(self, losses: list[float], seconds: float) -> list[StepRecord]:
+        """A record of each rank; collective. Communication counts as computation."""
+        parallel = self.parallel
+        rows = torch.zeros(
+            parallel.world_size, 4, dtype=torch.double, device=parallel.device
+        )
+        memory = float(peak_memory_bytes(parallel.device))
+        own = [seconds, self.data_wait_s, self.num_own, memory]
+        rows[parallel.rank] = torch.tensor(own, dtype=torch.double)
+        self.data_wait_s, self.num_own = 0.0, 0
+        return [
+            StepRecord(
+                rank=rank,
+                step=self.num_steps,
+                epoch=len(self.rows) + 1,
+                time_s=time.time(),
+                num_steps=len(losses),
+                seconds=spent_s,
+                samples=int(num_samples),
+                loss=sum(losses) / len(losses) if num_samples else None,
+                data_wait_s=min(wait_s, spent_s),
+                communication_s=0.0,
+                learning_rate=self.rate,
+                grad_norm=self.grad_norm,
+                memory_bytes=int(num_bytes),
+                gpu_utilization=gpu_utilization(parallel.device),
+            )
+            for rank, (spent_s, wait_s, num_samples, num_bytes) in enumerate(
+                parallel.sum(rows).tolist()
+            )
+        ]
 
     def _is_too_expensive(self) -> bool:
         most = self.config.max_cost
@@ -293,6 +346,17 @@ class TrainingLoop:
             saving.expect_loadable(state)
             if self.parallel.rank == 0:
                 saving.expect_folder(Path(folder))
+        except EngineError as found:
+            error = found
+        self._agree(error)
+
+    def _open_folder(self) -> None:
+        """Open the folder of records on rank 0; all ranks end if that fails."""
+        if self.config.monitor_dir is None:
+            return
+        error: EngineError | None = None
+        try:
+            self.records.open_folder(self.num_steps)
         except EngineError as found:
             error = found
         self._agree(error)
@@ -398,7 +462,7 @@ class TrainingLoop:
         if error is not None:
             raise error
         if ranks:
-            raise EngineError(f"rank {ranks[0]} could not save or load a checkpoint")
+            raise EngineError(f"rank {ranks[0]} could not save, load or record")
 
     def _expect_same_steps(self, found: int) -> None:
         """Only rank 0 has saved: a rank with a disk of its own finds something else.

@@ -67,6 +67,8 @@ class StepMeter:
         if optimizer is not None:
             optimizer.register_step_pre_hook(self._before_step)
         for parameter in self._parameters:
+            if is_sharded(parameter):
+                continue  # its gradient is that of all ranks
             parameter.register_post_accumulate_grad_hook(
                 lambda written: self._unseen.append(written)
             )
@@ -122,7 +124,7 @@ class StepMeter:
                     data_wait_s=self._data_wait_s,
                     communication_s=self._in_communication_s() - self._communicated_s,
                     learning_rate=float(groups[0]["lr"]) if groups else None,
-                    grad_norm=None if norm is None else float(norm),
+                    grad_norm=None if norm is None else float(_whole(norm)),
                     memory_bytes=peak_memory_bytes(self._device),
                     gpu_utilization=gpu_utilization(self._device),
                     nonfinite_step=self._first_nonfinite(),
@@ -174,11 +176,23 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     """A number below 2^32 that differs, in all likelihood, if any bit differs.
 
     The bits are added up as integers where they are: only the sum leaves the device.
+    Sharded tensors count as none, because they differ between ranks anyway.
     """
+    tensors = [one for one in tensors if not is_sharded(one)]
     sums = [_as_integers(one.detach()).sum(dtype=torch.int64) for one in tensors]
     values = torch.stack(sums).tolist() if sums else []
     weighted = sum((2 * place + 1) * value for place, value in enumerate(values))
     return (int(weighted) * _MIX % (1 << 64)) >> 32
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank has only a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A DTensor with all of its values; collective for these."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _sum(gradient: Tensor) -> Tensor:

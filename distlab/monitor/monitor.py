@@ -45,6 +45,10 @@ class Monitor:
         self._sinks = list(sinks)
         self._heard: dict[int, list[StepRecord]] = {}
 
+    def add(self, sinks: Sequence[Sink]) -> None:
+        """Give these sinks everything that comes from now on, too."""
+        self._sinks += sinks
+
     def hear(self, record: StepRecord) -> None:
         """Take a rank's record; the last rank's completes the row of its step."""
         self._each(lambda sink: sink.record(record))

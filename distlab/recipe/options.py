@@ -146,11 +146,6 @@ class Options:
                 "need whole layers",
             ),
             (
-                sharded and bool(self.checkpoint),
-                "--engine fsdp2 with --checkpoint: shards are not saved yet; choose "
-                "scratch or ddp",
-            ),
-            (
                 self.warmup_epochs >= self.epochs,
                 f"--warmup-epochs {self.warmup_epochs} with --epochs {self.epochs}: "
                 "the warm-up leaves no step",

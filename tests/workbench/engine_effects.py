@@ -22,6 +22,7 @@ from distlab.engines import records as recording
 from distlab.engines import script as scripts
 from distlab.engines.config import config_from
 from distlab.engines.deepspeed_parallel import settings
+from distlab.monitor.jsonl import read_folder
 from tests.workbench.engine_probes import (
     BATCH,
     NUM_SAMPLES,
@@ -362,6 +363,43 @@ def a_trace_of_each_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def where_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"tensorboard": True, "tensorboard_dir": folder}
     assert written(monkeypatch, **given) == [str(folder)]
+
+
+@shows("monitor_dir")
+def records_of_all_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(monitor_dir=folder / "one", epochs=2, log_every_n_steps=1)
+    assert (folder / "one" / "run.json").is_file()
+    recorded = read_folder(folder / "one")
+    assert recorded.run["job"] == "one"
+    rows = recorded.records[0]
+    assert [row.step for row in rows] == list(range(1, len(rows) + 1))
+    assert {row.epoch for row in rows} == {1, 2}
+    assert all(row.samples and row.seconds > 0 for row in rows)
+    with pytest.raises(EngineError, match=r"^monitor_dir: .*one "):
+        fit(monitor_dir=folder / "one")
+
+
+@shows("monitor_also")
+def where_else_they_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[int, str]] = []
+
+    class Sink(SimpleNamespace):
+        def __init__(self, port: int, *, address: str, run: Any) -> None:
+            opened.append((port, f"{address} {run['job']} {run['world_size']}"))
+            super().__init__(name="Prometheus", record=_any, figures=_any, close=_any)
+
+    monkeypatch.setattr("distlab.monitor.sinks.Prometheus", Sink)
+    monkeypatch.setattr("distlab.engines.records.announced", lambda *_: [])
+    fit(monitor_dir=folder / "two", monitor_also=["prometheus:0.0.0.0:9401"])
+    assert opened == [(9401, "0.0.0.0 two 1")]
+    with pytest.raises(EngineError, match=r"^monitor_also .*monitor_dir"):
+        fit(monitor_also="prometheus")
+    with pytest.raises(EngineError, match=r"^monitor_also wandb:"):
+        fit(monitor_dir=folder / "two", monitor_also="wandb")
+
+
+def _any(*_: Any) -> None:
+    pass
 
 
 def tracked(monkeypatch: pytest.MonkeyPatch, **config: Any) -> dict[str, Any]:

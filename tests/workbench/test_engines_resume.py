@@ -337,6 +337,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "mlflow_experiment": ({}, "digits"),
     "tensorboard": ({}, True),
     "tensorboard_dir": ({}, "runs"),
+    "monitor_dir": ({}, "monitored"),
+    "monitor_also": ({}, "prometheus:0"),
     "log_every_n_steps": ({}, 2),
     "early_stopping": ({"learning_rate": 1e-30}, 1),
     "seed": ({}, 5),

@@ -34,7 +34,6 @@ ROOT = find_root(Path(__file__))
         ("--smallest-image 4", "narrow_resnet18: it takes 8 pixels or more"),
         ("--engine fsdp2 --precision fp16", "choose bf16"),
         ("--engine fsdp2 --optimizer lars", "whole layers"),
-        ("--engine fsdp2 --checkpoint x", "shards are not saved yet"),
         ("--epochs 2 --warmup-epochs 2", "the warm-up leaves no step"),
         ("--optimizer adam", "choose one of sgd, adamw, lars, lamb"),
         ("--lr -1", "--lr -1.0: at least 0"),

@@ -212,6 +212,40 @@ def test_sigterm_to_one_rank_has_all_save_the_step_it_came_in(
     goes_on(cluster, tmp_path, unbroken, last=7)
 
 
+SHARDED = (
+    "--engine fsdp2 --optimizer adamw --lr 0.01 --weight-decay 0.01 --ema 0.9 "
+    "--norm-weight-decay 0 --model narrow_vit --precision fp64 --epochs 2 "
+    "--log-every 3"
+)
+
+
+@pytest.mark.slow
+def test_shards_that_are_killed_and_resumed_are_bit_equal(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Checkpoints are whole: another engine on other ranks continues from them too."""
+    flags = [*SMALL, *SHARDED.split()]
+    every = [*flags, "--save-every", "3", "--checkpoint"]
+    saved = [*every, str(tmp_path / "saved")]
+    order = saved, 1, 6, int(signal.SIGKILL)
+    assert cluster.run(play_signal, 2, *order, limits=LIMITS).outcome != "finished"
+    shutil.copytree(tmp_path / "saved", tmp_path / "other")
+    saved += ["--monitor", str(tmp_path / "one")]
+    notes = played(cluster, 2, {"unbroken": flags, "resumed": saved})
+    losses = notes["unbroken"]["losses"]
+    assert len(losses) == 8
+    assert notes["resumed"]["losses"] == losses[3:]
+    assert notes["resumed"]["weights"] == notes["unbroken"]["weights"]
+    recorded = read_folder(tmp_path / "one")
+    for rank in (0, 1):
+        assert [row.step for row in recorded.records[rank]] == [4, 6, 8]
+    norms = [[row.grad_norm for row in rows] for rows in recorded.records.values()]
+    assert norms[0] == norms[1]
+    other = [*every, str(tmp_path / "other"), "--engine", "scratch"]
+    alone = played(cluster, 1, {"alone": other})["alone"]
+    assert difference(alone, {"losses": losses[3:]}) <= 1e-10
+
+
 def steps_in(said: str) -> list[int]:
     return [int(step) for step in re.findall(r"^step (\d+)/\d+  ", said, re.MULTILINE)]
 
