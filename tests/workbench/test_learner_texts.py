@@ -1,14 +1,18 @@
 """What learners read leads somewhere: links, pictures, commands and slugs exist."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from distlab.curriculum import load_curriculum
+from distlab.comm import Comm
+from distlab.curriculum import load_curriculum, make_template
 from distlab.curriculum.hints import LEVELS, read_hints
 from distlab.curriculum.manifest import Phase
 from distlab.curriculum.misconceptions import fitting_hint, read_misconceptions
+from distlab.curriculum.regions import find_regions
 
 ROOT = Path(__file__).resolve().parents[2]
 CURRICULUM = load_curriculum(ROOT)
@@ -97,3 +101,76 @@ def test_every_explanation_has_all_parts_and_a_hint_that_exists() -> None:
         assert set(entry) == {"title", "happened", "why", "fix", "torch"}, slug
         assert all(text.strip() for text in entry.values()), slug
         assert fitting_hint(slug) in range(len(LEVELS) + 1), slug
+
+
+COMMON = (
+    torch,
+    list,
+    dict,
+    str,
+    set,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    Comm,
+)
+"""Whose attributes no unit explains: phase 1 does that of comm."""
+
+
+def attributes_of_given_classes() -> set[str]:
+    """Methods and fields of what templates import, but what Python and torch have."""
+    comm = ROOT / "distlab" / "comm"
+    files = [*(ROOT / "distlab" / "given").rglob("*.py"), comm / "_disk.py"]
+    found = set[str]()
+    for path in (*files, comm / "services.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(node.target.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return {name for name in found if not any(hasattr(one, name) for one in COMMON)}
+
+
+def test_what_a_solution_calls_is_named_in_the_template_or_the_guide() -> None:
+    given = attributes_of_given_classes()
+    assert {"sync_folder", "take_gradients", "manifest_name"} <= given
+    unsaid = []
+    for unit in CURRICULUM.units.values():
+        text = unit.solution(ROOT).read_text(encoding="utf-8")
+        guide = unit.guide(ROOT).read_text(encoding="utf-8")
+        said = set(re.findall(r"\w+", make_template(text) + guide))
+        inside = {
+            line
+            for region in find_regions(text)
+            for line in range(region.first, region.last)
+        }
+        used = {
+            node.attr
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Attribute) and node.lineno in inside
+        }
+        unsaid += [f"{unit.name}: {name}" for name in sorted(used & given - said)]
+    assert not unsaid
+
+
+@pytest.mark.parametrize(
+    ("unit", "given", "name"),
+    [
+        ("fault_tolerance", "comm/_disk.py", "Disk"),
+        ("sharded_optimizer", "given/zero/buckets.py", "Bucket"),
+        ("recovery", "given/recovering.py", "Report"),
+    ],
+)
+def test_the_guide_lists_what_an_object_has(unit: str, given: str, name: str) -> None:
+    tree = ast.parse((ROOT / "distlab" / given).read_text(encoding="utf-8"))
+    (body,) = [
+        n.body for n in tree.body if isinstance(n, ast.ClassDef) if n.name == name
+    ]
+    has = {n.name for n in body if isinstance(n, ast.FunctionDef)}
+    has |= {n.target.id for n in body if isinstance(n, ast.AnnAssign)}  # type: ignore[union-attr]
+    guide = CURRICULUM.units[unit].guide(ROOT).read_text(encoding="utf-8")
+    rows = "\n".join(re.findall(r"^\| .*`.*$", guide, re.MULTILINE))
+    used = {one for one in has if not one.startswith("__")} - {"is_unsharded"}
+    assert used <= set(re.findall(r"\w+", rows))
