@@ -90,6 +90,20 @@ def common_fact(action: Any) -> Fact:
     return "unknown", f"{action!r:.60}, which is no action"
 
 
+def asked_s(rows: Sequence[Row]) -> list[float]:
+    """For when a Tick was asked for."""
+    return [at_s for row in rows for kind, at_s, *_ in row.reply if kind == "wake"]
+
+
+def no_tick(due_s: float, rows: Sequence[Row]) -> str:
+    """The headline where none came when it was due; `rows` are those before."""
+    asked = asked_s(rows)
+    last = (
+        f"the last WakeAt is for {asked[-1]:.4g} s" if asked else "none was asked for"
+    )
+    return f"no Tick came at {due_s:.4g} s ({last})"
+
+
 def signal_name(number: int) -> str:
     """`SIGTERM`."""
     known = {one.value: one.name for one in signal.Signals}

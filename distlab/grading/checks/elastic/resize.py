@@ -32,6 +32,7 @@ from distlab.grading.kit.histories import (
     last_rows,
     rows_of,
 )
+from distlab.grading.kit.launcher_actions import no_tick
 from distlab.grading.kit.plans import in_call
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -155,7 +156,7 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
         earlier = [action for row in rows[:place] for action in row.reply]
         contract.has_asked = any(action[0] == "wake" for action in earlier)
         if contract.is_late:
-            happened = f"no Tick came at {row.time_s:.4g} s"
+            happened = no_tick(row.time_s, rows[:place])
         clause_id, slug, rule = _diagnosis(contract, event, expected, actual)
         is_none = event == END or contract.is_late  # no event decides
         # When to wake it is not compared, but it is due where a new wait begins.

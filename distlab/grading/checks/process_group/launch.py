@@ -31,9 +31,11 @@ from distlab.grading.kit.histories import (
 from distlab.grading.kit.launcher_actions import (
     END,
     Fact,
+    asked_s,
     common_fact,
     expect_no_fault,
     first_faults,
+    no_tick,
     signal_name,
 )
 from distlab.grading.runs import Runs, on_ranks
@@ -133,9 +135,9 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         happened = f"{_event(event)} at {now_s:.4g} s"
         rule = rule or facts(contract, event, now_s, expected, actual)
         if contract.is_late:
-            asked_s = _asked_s(rows[: one.place])
-            slug, rule = "", late_facts(contract, asked_s)
-            happened = f"no Tick came at {contract.kill_at_s:.4g} s ({_asked(asked_s)})"
+            before = rows[: one.place]
+            slug, rule = "", late_facts(contract, asked_s(before))
+            happened = no_tick(contract.kill_at_s, before)
         elif event == END:
             happened = "no event comes any more"
         n = script.world_size
@@ -174,17 +176,6 @@ def _wake_of(contract: LauncherContract, expected: list[Fact]) -> list[Fact]:
     """The Tick that must be asked for at some time, beside the first SIGTERM."""
     is_stop = any(action[2] == SIGTERM for action in expected if action[0] == "signal")
     return [("wake", contract.kill_at_s)] if is_stop else []
-
-
-def _asked_s(rows: list[Row]) -> list[float]:
-    """For when the launcher wanted a Tick."""
-    return [at_s for row in rows for kind, at_s, *_ in row.reply if kind == "wake"]
-
-
-def _asked(asked_s: list[float]) -> str:
-    if not asked_s:
-        return "none was asked for"
-    return f"the last WakeAt is for {asked_s[-1]:.4g} s"
 
 
 def _numbers(script: Script) -> str:

@@ -15,6 +15,9 @@ _FACTS = {
     "ready to form": "each rank can have a process now: form, at once",
     "ready": "a process that is ready waits until a group is needed and possible",
     "to form": "enough processes are ready for the empty ranks: form, at once",
+    "generation": "each Form has the next number: this one is generation {form}",
+    "goes on": "{failed} of max_failures = {failures} groups have failed without a new "
+    "step, and {alive} processes are alive: it goes on",
     "failure": "{alive} of n + num_standbys = {wanted} processes are alive: "
     "{starts} to start, with numbers that none has had",
     "limited": "{alive} of n + num_standbys = {wanted} processes are alive: start as "
@@ -35,6 +38,15 @@ _FACTS = {
 """By the reason of what is due: the rule that decides, with its numbers."""
 
 
+_OF_REPLACING = {
+    "signals": "goes on",
+    "finish": "goes on",
+    "form": "to form",
+    "members": "to form",
+}
+"""By the part that is not as it is due, where processes are replaced."""
+
+
 def facts(contract: SupervisorContract, due: Due, part: str) -> str:
     """The rule that decides here, or nothing."""
     script, name = contract.script, due.reason
@@ -44,8 +56,10 @@ def facts(contract: SupervisorContract, due: Due, part: str) -> str:
         name = "code"
     elif due.form and name == "ready":
         name = "ready to form"
-    elif due.form and part != "starts" and name in ("failure", "limited"):
-        name = "to form"
+    elif part == "generation":
+        name = part
+    elif name in ("failure", "limited"):
+        name = _OF_REPLACING.get(part, name)
     return _FACTS.get(name, "").format(
         n=script.world_size,
         standbys=script.num_standbys,
@@ -56,4 +70,6 @@ def facts(contract: SupervisorContract, due: Due, part: str) -> str:
         window=script.window_s,
         failures=script.max_failures,
         code=due.finish,
+        form=due.form,
+        failed=contract.num_failed,
     )

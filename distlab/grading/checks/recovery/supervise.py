@@ -49,6 +49,7 @@ from distlab.grading.kit.launcher_actions import (
     common_fact,
     expect_no_fault,
     first_faults,
+    no_tick,
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -131,7 +132,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         n, k = script.world_size, script.num_standbys
         happened = f"{event_words(event)} at {row.time_s:.4g} s"
         if is_late:
-            happened = f"no Tick came at {contract.kill_at_s:.4g} s"
+            happened = no_tick(contract.kill_at_s, rows[:place])
         elif event == END:
             happened = "no event comes any more"
         fault = NotYetError(
