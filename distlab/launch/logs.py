@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ READ_BYTES = 1 << 20
 LEFT_BYTES = 1 << 20
 """How much of each log we still show when a job has failed."""
 LAST_S = 10.0  # how long the terminal may take for that
+PROGRESS_S = 3.0  # between two states of a progress bar, whose line doesn't end
 _LONGEST = 1 << 16  # of a line without an end
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 
@@ -48,6 +50,7 @@ class Stream:
         self._at = os.lseek(self._read, 0, os.SEEK_END)
         self._given_back = 0
         self._rest = b""
+        self._bar, self._bar_s = b"", math.inf  # last shown, and when
 
     @property
     def size(self) -> int:
@@ -67,6 +70,24 @@ class Stream:
             lines.append(self._rest)
             self._rest = b""
         return lines
+
+    def progress(self, now_s: float) -> list[bytes]:
+        """Return the newest state of a progress bar, at most one in PROGRESS_S.
+
+        A bar such as tqdm's returns to the start of its line, which may take hours to
+        end. A bar that ends sooner than PROGRESS_S is an ordinary line.
+        """
+        if b"\r" not in self._rest:
+            self._bar_s = math.inf
+            return []
+        state = _newest_state(self._rest)  # the older ones are of no use now
+        self._rest = b"\r" + state + b"\r" * self._rest.endswith(b"\r")
+        if self._bar_s == math.inf:
+            self._bar_s = now_s
+        if now_s < self._bar_s + PROGRESS_S or state in (self._bar, b""):
+            return []
+        self._bar, self._bar_s = state, now_s
+        return [state]
 
     def rest(self) -> list[bytes]:
         """Return an unfinished last line, once the rank has stopped writing."""
@@ -277,6 +298,9 @@ class Terminal:
                 if self._gives_back:
                     stream.give_back()
             streams = [entry for entry in streams if not entry[1].is_read(entry[2])]
+        for log in self._logs.values():
+            for stream in log.streams:
+                self._show_lines(log, stream, stream.progress(time.monotonic()))
         for rank in ended & self._logs.keys():
             for stream in self._logs[rank].streams:
                 self._show_lines(self._logs[rank], stream, stream.rest())
@@ -350,6 +374,9 @@ def open_logs(
 
 
 def _as_text(line: bytes) -> str:
-    # Of a progress bar, which goes back to the start of its line, the newest state.
-    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return shown.decode(errors="replace")
+    return _newest_state(line).decode(errors="replace")
+
+
+def _newest_state(line: bytes) -> bytes:
+    """Return what a line shows in the end if it goes back to its start, as bars do."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 from distlab.launch import LaunchConfig, LaunchError, options
 from distlab.launch.arguments import parse
 from distlab.launch.config import config_from
-from distlab.launch.logs import LEFT_BYTES, Folder, Log, Terminal
+from distlab.launch.logs import LEFT_BYTES, PROGRESS_S, Folder, Log, Terminal
 from distlab.launch.output import Output
 from distlab.launch.ranks import Meeting, job_name, rank_variables, with_own_name
 from tests.workbench.course import ROOT
@@ -493,6 +493,27 @@ def test_logs_that_nobody_keeps_do_not_fill_the_disk(tmp_path: Path) -> None:
     assert log.last_lines(1) == ["last"]
     with contextlib.suppress(AssertionError):  # a file system without holes
         assert log.path.stat().st_blocks * 512 < 70 << 20
+    log.close()
+
+
+def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
+    log = Log(0, tmp_path)
+    (stream,) = log.streams
+
+    def after(written: bytes, now_s: float) -> list[bytes]:
+        os.write(log.descriptor, written)
+        lines = stream.read(stream.size)
+        return lines + stream.progress(now_s)
+
+    assert after(b"\r 1 %", 0.0) == []  # it may end at once
+    assert after(b"\r 2 %\r 3 %", PROGRESS_S) == [b" 3 %"]
+    assert after(b"\r 4 %\r", PROGRESS_S + 1) == []
+    assert after(b"", 2 * PROGRESS_S) == [b" 4 %"]
+    assert after(b"", 3 * PROGRESS_S) == []  # it has not moved
+    (line,) = after(b"done\n", 4 * PROGRESS_S)
+    assert line.endswith(b"\rdone")
+    assert after(b"a line", 5 * PROGRESS_S) == []
+    assert after(b"\r 1 %", 6 * PROGRESS_S) == []
     log.close()
 
 
