@@ -14,7 +14,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,14 @@ check: .venv/.ready-dev  ## style, types, and whether generated files are up to 
 	@for module in $(FIGURES); do \
 	  $(PY) -c "$$FIGURES_CHECK" $$module || exit 1; \
 	done
+
+# The site has an environment to itself too, without torch: it is built in a minute.
+docs: .venv-docs/.ready  ## the documentation as a site in site/, every link checked
+	@.venv-docs/bin/python docs/site/build.py
+
+test-docs: .venv-docs/.ready  ## that site in a browser, on a phone and on a desktop
+	@[ -e site/index.html ] || .venv-docs/bin/python docs/site/build.py
+	@.venv-docs/bin/python -m pytest -rs tests/site
 
 templates: .venv/.ready  ## write the templates anew from the solutions
 	@$(PY) -m distlab templates
@@ -167,6 +175,11 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 	@.venv-ray/bin/python distlab/install.py --extras ray
 	@touch $@
 
+.venv-docs/.ready: pyproject.toml
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -c "$$DOCS_NEED" | xargs .venv-docs/bin/python -m pip install --quiet
+	@touch $@
+
 .venv-torch-%/.ready: pyproject.toml distlab/install.py
 	@$(PYTHON) -m venv .venv-torch-$*
 	@.venv-torch-$*/bin/python -m pip install --quiet "torch==$*.*"
@@ -186,6 +199,14 @@ soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
 .venv-horovod/.ready: pyproject.toml tests/engines/build_horovod.sh
 	@PYTHON=$(PYTHON) bash tests/engines/build_horovod.sh .venv-horovod
 	@touch $@
+
+define DOCS_NEED
+import tomllib
+with open('pyproject.toml', 'rb') as file:
+    extras = tomllib.load(file)['project']['optional-dependencies']
+print(*extras['docs'], sep='\n')
+endef
+export DOCS_NEED
 
 define FIGURES_CHECK
 import importlib, sys
