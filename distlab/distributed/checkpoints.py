@@ -17,9 +17,17 @@ from distlab.comm import DiskError, RealDisk
 from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
-from distlab.distributed.parts import running, unit
-from distlab.given.checkpoint import CheckpointError
-from distlab.given.saved_run import APART, KIND, NAMES, expect_shared, packed, resume
+from distlab.distributed.parts import UnitError, running, unit
+from distlab.given.checkpoint import CheckpointError, unfit
+from distlab.given.saved_run import (
+    APART,
+    KIND,
+    NAMES,
+    expect_shared,
+    packed,
+    require_newest,
+    resume,
+)
 from distlab.given.training_state import EXTRA, Run, Stateful
 
 _OWN_NAMES = {
@@ -58,8 +66,9 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: nothing was saved, on any rank, for example because a disk is
-            full or a value is neither a tensor nor plain data. Training can continue,
-            and earlier checkpoints are unchanged.
+            full, a value is neither a tensor nor plain data, or `folder` has a complete
+            checkpoint of a later step, which load_checkpoint would take. Training can
+            continue, and earlier checkpoints are unchanged.
         ValueError: the model is sharded over the ranks, lazy, or on the meta device; a
             name in `parts` is reserved; `step` or `keep` is invalid; or the ranks pass
             different steps.
@@ -81,6 +90,10 @@ def save_checkpoint(
     disk: RealDisk | _NoDisk
     try:
         disk = RealDisk(folder)
+        with running(CheckpointError):
+            require_newest(comm, tasks, disk, step)
+    except (CheckpointError, UnitError) as error:
+        state = {}, unfit(str(error))  # so that `save` tells all ranks
     except (DiskError, OSError) as error:
         disk = _NoDisk(error)
     with running(CheckpointError):
@@ -99,8 +112,9 @@ def load_checkpoint(
     load it on a different number of ranks if the optimizer and all `parts` allow it.
 
     Raises:
-        CheckpointError: there are checkpoints but none is complete, the ranks found
-            different ones, or another rank could not load it.
+        CheckpointError: there are checkpoints but none is complete, there are shards
+            of several steps but no manifest, the ranks found different checkpoints, or
+            another rank could not load it.
         ValueError: the checkpoint is from another model or optimizer, or lacks one of
             `parts`.
         DiskError: the folder can't be read.

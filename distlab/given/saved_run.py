@@ -23,11 +23,14 @@ from torch.nn.parameter import is_lazy
 from distlab.comm import Comm, Disk
 from distlab.given.checkpoint import (
     JSON,
+    TEMPORARY,
     CheckpointError,
     bytes_of,
     decode_manifest,
     exchange,
     manifest_name,
+    manifest_steps,
+    step_of,
     unfit,
 )
 from distlab.given.training_state import (
@@ -224,8 +227,9 @@ def resume(
     with a ValueError. If this function raises, no rank's run has changed.
 
     Raises:
-        CheckpointError: there are checkpoints but none is complete, the ranks found
-            different ones, or another rank raised an error.
+        CheckpointError: there are checkpoints but none is complete, there are shards of
+            several steps but no manifest, the ranks found different checkpoints, or
+            another rank raised an error.
         ValueError: the checkpoint belongs to another run, with different parameters or
             without a part of this one.
         DiskError: the folder can't be read.
@@ -235,7 +239,9 @@ def resume(
     try:
         with within():
             checkpoint = tasks.load(disk())
-        if checkpoint is not None:
+        if checkpoint is None:
+            _require_no_lost_manifests(disk())
+        else:
             shared, owns = unpack(checkpoint)
             shared = merged(shared, owns, comm.rank, comm.world_size, run)
             if check is not None:
@@ -260,6 +266,42 @@ def resume(
     if found is not None:
         apply(comm, tasks, run, found.shared, found.owns, within=within)
     return found
+
+
+def _require_no_lost_manifests(disk: Disk) -> None:
+    """Refuse shards of several steps without a manifest.
+
+    A first save that was cut short leaves shards of one step. The next save removes
+    what it finds of earlier steps, so those of two steps had manifests once.
+    """
+    names = [name for name in disk.names() if not name.endswith(TEMPORARY)]
+    steps = {s for name in names if (s := step_of(name)) is not None}
+    if len(steps) > 1 and not manifest_steps(names):
+        raise CheckpointError(
+            f"there are shards of the steps {', '.join(map(str, sorted(steps)))}, but "
+            f"no manifest, such as {manifest_name(max(steps))}: copy the manifests "
+            "too, or remove the shards to start from the beginning"
+        )
+
+
+def require_newest(comm: Comm, tasks: Any, disk: Disk, step: int) -> None:
+    """Require on rank 0 that no complete checkpoint has a later step than `step`.
+
+    Raises:
+        CheckpointError: one has; only rank 0 raises it.
+    """
+    if comm.rank or not any(s > step for s in manifest_steps(disk.names())):
+        return
+    try:
+        newest = tasks.load(disk)
+    except CheckpointError:  # none of them is complete
+        return
+    if newest is not None and newest.step > step:
+        raise CheckpointError(
+            f"the folder has a checkpoint of step {newest.step}, which a resume would "
+            f"take instead of step {step}: continue from it with load_checkpoint(), or "
+            "use another folder"
+        )
 
 
 def apply(

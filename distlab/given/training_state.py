@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,11 +63,12 @@ class Run:
 class ExtraState:
     """The state of modules besides parameters and buffers, by name in the model.
 
-    That is what get_extra_state() returns, and what _save_to_state_dict() adds.
+    That is what get_extra_state() returns, and what _save_to_state_dict() or a hook of
+    state_dict() adds.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules: dict[str, nn.Module | _AddedState] = {}
+        self.modules: dict[str, nn.Module | _AddedState | _HookedState] = {}
         for path, module in model.named_modules():
             name, kind = plain_name(path), type(module)
             if kind.get_extra_state is not nn.Module.get_extra_state:
@@ -76,6 +77,10 @@ class ExtraState:
                 added = _AddedState(module)
                 if added.get_extra_state():
                     self.modules[name] = added
+            if module._state_dict_hooks:
+                hooked = _HookedState(module)
+                if hooked.get_extra_state():
+                    self.modules[f"{name} (hooks)"] = hooked
 
     def state_dict(self) -> State:
         """Return each module's get_extra_state()."""
@@ -126,6 +131,28 @@ class _AddedState:
         found: State = {}
         self.module._save_to_state_dict(found, "", False)
         return found
+
+
+class _HookedState:
+    """What a module's hooks add to state_dict(), as if it were extra state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def get_extra_state(self) -> State:
+        """All that state_dict() would not have without the hooks."""
+        saved = self.module.state_dict()
+        hooks = self.module._state_dict_hooks
+        self.module._state_dict_hooks = OrderedDict()
+        try:
+            own = self.module.state_dict()
+        finally:
+            self.module._state_dict_hooks = hooks
+        return {name: value for name, value in saved.items() if name not in own}
+
+    def set_extra_state(self, state: State) -> None:
+        """Load it by the module's own load_state_dict(), which has hooks as well."""
+        self.module.load_state_dict({**self.module.state_dict(), **state}, strict=False)
 
 
 def plain_name(name: str) -> str:

@@ -313,6 +313,62 @@ def test_a_checkpoint_is_found_behind_links_and_never_taken_for_none(
 
 
 @pytest.mark.usefixtures("_alone")
+def test_a_later_checkpoint_and_lost_manifests_are_no_fresh_start(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = small(2.0)
+    dist.save_checkpoint(tmp_path, 20, model, optimizer)
+    with pytest.raises(CheckpointError, match=r"step 5 .*step 20\b"):
+        dist.save_checkpoint(tmp_path, 5, model, optimizer)
+    dist.save_checkpoint(tmp_path, 20, model, optimizer)  # once more is no harm
+    dist.save_checkpoint(tmp_path, 30, model, optimizer)
+    (shard,) = tmp_path.glob("step-30.rank-*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=shard.name):
+        assert dist.load_checkpoint(tmp_path, *small()) == 20
+    dist.save_checkpoint(tmp_path, 25, model, optimizer)  # step 30 isn't complete
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"20, 25, 30.*step-30\.json"):
+        dist.load_checkpoint(tmp_path, *small())
+    for path in tmp_path.glob("step-[23]0.*"):
+        path.unlink()
+    assert dist.load_checkpoint(tmp_path, *small()) is None, "a first save cut short"
+
+
+class Counted(nn.Linear):
+    """Hooks add the number of calls to the state, and take it out again."""
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__(2, 1)
+        self.count = count
+        self.register_state_dict_post_hook(self._add)
+        self.register_load_state_dict_pre_hook(self._take)
+
+    @staticmethod
+    def _add(module: Any, state: Any, prefix: str, _: Any) -> None:
+        state[f"{prefix}count"] = module.count
+
+    @staticmethod
+    def _take(module: Any, state: Any, prefix: str, *_: Any) -> None:
+        module.count = state.pop(f"{prefix}count", module.count)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_what_hooks_add_to_a_state_dict_is_saved(tmp_path: Path) -> None:
+    def made(count: int) -> tuple[nn.Module, Any]:
+        model = nn.Sequential(Counted(count), nn.Linear(1, 1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, optimizer = made(7)
+    dist.save_checkpoint(tmp_path, 1, model, optimizer)
+    again, fresh = made(0)
+    assert dist.load_checkpoint(tmp_path, again, fresh) == 1
+    assert again[0].count == 7  # type: ignore[index]
+    assert torch.equal(again[0].weight, model[0].weight)  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("_alone")
 def test_the_same_model_in_other_wrappers_and_other_models(tmp_path: Path) -> None:
     model, optimizer = small(2.0)
     compiled = torch.compile(small(2.0)[0], backend="eager")
