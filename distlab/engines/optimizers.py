@@ -258,28 +258,27 @@ def expect_same_weights(saved: dict[str, Any], own: dict[str, Any], what: str) -
     ):
         if names:
             parts.append(f"{title}, {_some(sorted(names))}")
-    shapes = {
-        name: (tuple(saved[name].shape), tuple(own[name].shape))
-        for name in own
-        if name in saved and hasattr(own[name], "shape")
-        if getattr(saved[name], "shape", None) != own[name].shape
-    }
-    if shapes:
-        shown = [f"{name} {a} and {b}" for name, (a, b) in sorted(shapes.items())]
-        parts.append(f"shapes differ, of {_some(shown)}")
-    dtypes = {
-        name: (saved[name].dtype, own[name].dtype)
-        for name in own
-        if name in saved and hasattr(own[name], "dtype")
-        if getattr(saved[name], "dtype", None) != own[name].dtype
-    }
-    if dtypes:
-        shown = [f"{name} {a} and {b}" for name, (a, b) in sorted(dtypes.items())]
-        parts.append(f"dtypes differ, of {_some(shown)}")
+    for what_differs, of in (("shapes", _shape_of), ("dtypes", _dtype_of)):
+        differ = [
+            f"{name} {of(saved[name])} and {of(own[name])}"
+            for name in sorted(own.keys() & saved.keys())
+            if of(own[name]) is not None and of(saved[name]) != of(own[name])
+        ]
+        if differ:
+            parts.append(f"{what_differs} differ, of {_some(differ)}")
     if parts:
         raise EngineError(
             f"the checkpoint does not fit this {what}: {'; '.join(parts)}"
         )
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    shape = getattr(value, "shape", None)  # extra state may be anything
+    return None if shape is None else tuple(shape)
+
+
+def _dtype_of(value: Any) -> Any:
+    return getattr(value, "dtype", None)
 
 
 def _some(names: list[str]) -> str:

@@ -198,18 +198,11 @@ def _logs(
 ) -> dict[int, Log]:
     num_here = config.world_size if config.stays else config.nproc_per_node
     first = config.node * config.nproc_per_node
-    try:
-        logs = open_logs(
-            folder,
-            range(first, first + num_here),
-            lambda rank: config.output.is_split(config.local_rank(rank)),
-        )
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise LaunchError(
-            f"can't write the logs in {folder.path}: {reason}; name another folder "
-            "with --log-dir"
-        ) from error
+    logs = open_logs(
+        folder,
+        range(first, first + num_here),
+        lambda rank: config.output.is_split(config.local_rank(rank)),
+    )
 
     def close() -> None:
         for log in logs.values():

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -338,14 +338,8 @@ class Folder:
         if given is not None:
             self.path = Path(given)
             return
-        try:
+        with _writing("a temporary folder"):
             self.path = Path(tempfile.mkdtemp(prefix="distlab-launch-"))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise LaunchError(
-                f"can't create a folder for the ranks' logs: {reason}; name one with "
-                "--log-dir"
-            ) from error
 
     def close(self) -> None:
         """Remove the folder unless it is to be kept."""
@@ -359,11 +353,11 @@ def open_logs(
     """The logs of these ranks, empty; the folder is made if it is not there.
 
     Raises:
-        OSError: they cannot be written.
+        LaunchError: they cannot be written.
     """
-    folder.path.mkdir(parents=True, exist_ok=True)
     logs: dict[int, Log] = {}
-    with contextlib.ExitStack() as stack:
+    with _writing(folder.path), contextlib.ExitStack() as stack:
+        folder.path.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
             logs[rank] = Log(
                 rank, folder.path, is_split=is_split(rank), is_kept=folder.is_kept
@@ -371,6 +365,19 @@ def open_logs(
             stack.callback(logs[rank].close)
         stack.pop_all()
     return logs
+
+
+@contextlib.contextmanager
+def _writing(where: str | Path) -> Iterator[None]:
+    """Turn an error of the system in this block into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LaunchError(
+            f"can't write the logs in {where}: {reason}; name another folder with "
+            "--log-dir"
+        ) from error
 
 
 def _as_text(line: bytes) -> str:

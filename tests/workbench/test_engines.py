@@ -36,6 +36,7 @@ from distlab.engines import records as recording
 from distlab.engines import trainer as trainers
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
 from distlab.engines.deepspeed_parallel import settings
+from distlab.engines.optimizers import expect_same_weights
 from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
 from distlab.engines.torch_engine import (
@@ -655,3 +656,17 @@ def test_an_environment_that_cannot_be_is_one_line(
     with pytest.raises(EngineError, match=said) as raised:
         open_group("gloo", device_of_rank("gloo"))
     assert "\n" not in str(raised.value)
+
+
+def test_weights_of_another_model_are_named() -> None:
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self) -> int:
+            return 3
+
+    own = Extra(2, 2).state_dict()
+    expect_same_weights(dict(own), own, "model")
+    saved = {**own, "weight": torch.zeros(3, 2), "bias": own["bias"].double()}
+    with pytest.raises(EngineError) as raised:
+        expect_same_weights(saved, own, "model")
+    for said in ("weight (3, 2) and (2, 2)", "bias torch.float64 and torch.float32"):
+        assert said in str(raised.value)

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from torch.distributed.run import get_args_parser
 from distlab.launch import LaunchConfig, LaunchError, options
 from distlab.launch.arguments import parse
 from distlab.launch.config import config_from
-from distlab.launch.logs import LEFT_BYTES, PROGRESS_S, Folder, Log, Terminal
+from distlab.launch.logs import (
+    LEFT_BYTES,
+    PROGRESS_S,
+    Folder,
+    Log,
+    Terminal,
+    open_logs,
+)
 from distlab.launch.output import Output
 from distlab.launch.ranks import Meeting, job_name, rank_variables, with_own_name
 from tests.workbench.course import ROOT
@@ -527,3 +535,14 @@ def test_a_folder_that_nobody_asked_for_goes_with_the_launch(tmp_path: Path) -> 
     kept = Folder(tmp_path)
     kept.close()
     assert tmp_path.is_dir()
+
+
+def test_logs_that_cannot_be_written_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match=rf"{tmp_path}/file\b.*--log-dir"):
+        open_logs(Folder(tmp_path / "file"), [0], lambda _: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(LaunchError, match="--log-dir"):
+        Folder(None)
