@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import distlab.distributed as dist
 from distlab.distributed.model_parallel import _Boundary
+from distlab.distributed.weights import EVERY
 from distlab.models.transformer import (
     TransformerConfig,
     make_transformer,
@@ -402,6 +403,7 @@ def clipped(context: RankContext) -> dict[str, Any]:
     found["tied"] = refused(tied_head)
     found["parametrized"] = refused(parametrized)
     found["inputs"] = refused(lambda: other_inputs(rank))
+    found["inputs later"] = refused(lambda: other_inputs(rank, num_equal=EVERY))
     found["shapes"] = refused(lambda: other_inputs(rank, rows=2 + rank))
     found["shapes later"] = refused(lambda: model(tokens()[: 4 + rank]))
     found["torch's"] = refused(
@@ -451,9 +453,11 @@ def parametrized() -> None:
     dist.TensorParallel(nn.Sequential(layer), plan={"0": "column"})
 
 
-def other_inputs(rank: int, rows: int = 2) -> None:
+def other_inputs(rank: int, rows: int = 2, num_equal: int = 0) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     wrapped = dist.TensorParallel(model, plan={"0": "column", "1": "row"})
+    for _ in range(num_equal):
+        wrapped(torch.ones(rows, 4))
     wrapped(torch.full((rows, 4), float(rank)))
 
 
@@ -471,7 +475,8 @@ def test_shards_are_clipped_as_one_gradient_and_refuse_what_they_would_break(
         assert found["norms"] == pytest.approx(norms, rel=1e-6)
         assert re.match(r"0\.weight .*\b1\.weight\b", found["tied"])
         assert re.match(r"0 .*\bparametrization\b", found["parametrized"])
-        assert re.search(r"\brank 1\b.*\brank 0\b", found["inputs"])
+        for name in ("inputs", "inputs later"):
+            assert re.search(r"\brank 1\b.*\brank 0\b", found[name])
         assert re.search(r"\brank 0\b.*\(2, 4\).*\(3, 4\)", found["shapes"])
         assert re.search(r"\(4, 16\).*\(5, 16\)", found["shapes later"])
         for name in ("torch's", "copy's", "replicated"):
