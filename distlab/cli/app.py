@@ -331,7 +331,9 @@ def use(
 
 @verb(panel=MORE)
 def diff(
-    task: Annotated[str, typer.Argument(help="Number, id or name.")],
+    task: Annotated[
+        str, typer.Argument(help="Number, id or name; else the last checked.")
+    ] = "",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Before it has passed.")
     ] = False,

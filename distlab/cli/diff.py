@@ -24,7 +24,7 @@ from distlab.curriculum.functions import (
     span_of,
     without_markers,
 )
-from distlab.curriculum.path import passed_tasks
+from distlab.curriculum.path import last_checked, passed_tasks
 from distlab.curriculum.regions import functions_of
 from distlab.grading import FAILED
 from distlab.paths import shown
@@ -33,16 +33,18 @@ _SIDE = 60  # columns that each side must have at least
 _STYLES = {"+": "pass", "-": "fail", "@": "rule"}
 
 
-def diff(name: str, *, anyway: bool = False, width: int | None = None) -> int:
+def diff(name: str = "", *, anyway: bool = False, width: int | None = None) -> int:
     """Print both functions; exit code 1 while the task has not passed.
+
+    Without a name it is the task that was checked last.
 
     Raises:
         CurriculumError: an unknown task.
         SourceError: a file cannot be read or parsed.
     """
     curriculum = load_curriculum()
-    task = curriculum.task(name)
     progress = Progress(curriculum.root)
+    task = curriculum.task(name) if name else last_checked(curriculum, progress)
     if not anyway and task.id not in passed_tasks(curriculum, progress):
         look = command(f"diff {task.number} --anyway")
         entry = progress.read().get("tasks", {}).get(task.id, {})

@@ -10,6 +10,7 @@ from distlab.cli.screen import show, show_json, waiting
 from distlab.cli.sim_report import Row, beside, report, size_words, table
 from distlab.cli.trace import open_page
 from distlab.curriculum import Progress, load_curriculum
+from distlab.curriculum.path import last_checked
 from distlab.grading import FAILED
 from distlab.paths import shown
 
@@ -49,6 +50,7 @@ def sim(
     from distlab.sim import Faults
 
     curriculum = load_curriculum()
+    name = name or _last_name(curriculum)
     settings = settings_for(curriculum, name, net, fault, size, code, seed)
     if beside and settings["source"]["side"] == "file":
         raise ValueError("--beside needs a task: a file has no reference")
@@ -89,7 +91,9 @@ def scale(
     Raises:
         ValueError: as `sim`.
     """
-    settings = settings_for(load_curriculum(), name, net, "", size, code, seed)
+    curriculum = load_curriculum()
+    name = name or _last_name(curriculum)
+    settings = settings_for(curriculum, name, net, "", size, code, seed)
     settings |= {"html": "", "perfetto": "", "beside": False}
     counts = worlds or SCALES
     ranks = ", ".join(f"{n:,}" for n in counts)
@@ -103,6 +107,25 @@ def scale(
     else:
         show(table(settings, rows, network, net))
     return 0 if all(_is_well(row) for row in rows) else FAILED
+
+
+def _last_name(curriculum: Curriculum) -> str:
+    """The number of the task that was checked last.
+
+    Raises:
+        ValueError: it cannot be simulated.
+    """
+    from distlab.simulated.target import find_target
+
+    number = last_checked(curriculum, Progress(curriculum.root)).number
+    try:
+        find_target(curriculum, number)
+    except ValueError as error:
+        raise ValueError(
+            f"{number} was checked last, and cannot be simulated: {error}; name "
+            "another task, such as 1.4"
+        ) from error
+    return number
 
 
 def _is_well(row: Row) -> bool:

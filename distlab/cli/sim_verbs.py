@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 
 Target = Annotated[
-    str, typer.Argument(help="A task (1.4), unit:function, or FILE.py:FUNCTION.")
+    str,
+    typer.Argument(
+        help="A task (1.4), unit:function, or FILE.py:FUNCTION; else the last checked."
+    ),
 ]
 Net = Annotated[
     str,
@@ -25,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing els
 
 
 def sim(
-    name: Target,
+    name: Target = "",
     world_size: Annotated[
         int, typer.Option("--world-size", "-n", help="Number of ranks, up to 4096.")
     ] = 64,
@@ -69,7 +72,7 @@ def sim(
 
 
 def scale(
-    name: Target,
+    name: Target = "",
     worlds: Annotated[
         list[int] | None, typer.Option("-n", help="Number of ranks; may be repeated.")
     ] = None,

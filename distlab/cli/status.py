@@ -113,9 +113,9 @@ def _next(
     left = [task for task in open_ones if not task.stretch]
     if not left:
         more = offer(curriculum, passed, open_ones[0]) if open_ones else []
-        see = command("demo --phase 2 --code mine")
+        see = command("demo --phase 4 --code mine")
         return [
-            ("pass", "all there is so far: 2 × 2 ranks equal one, on your own code"),
+            ("pass", "all done; now a training on your code, and a SIGKILL in it:"),
             ("dim", f"      {see}"),
             *more,
         ]

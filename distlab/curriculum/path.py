@@ -35,6 +35,13 @@ def current_task(curriculum: Curriculum, progress: Progress) -> Task:
     return next_task(curriculum, progress) or curriculum.tasks[-1]
 
 
+def last_checked(curriculum: Curriculum, progress: Progress) -> Task:
+    """The task that was checked last; where none was, the current one."""
+    name = progress.read().get("last", {}).get("task")
+    known = (task for task in curriculum.tasks if task.id == name)
+    return next(known, None) or current_task(curriculum, progress)
+
+
 def next_task(
     curriculum: Curriculum, progress: Progress, passed_now: Collection[str] = ()
 ) -> Task | None:

@@ -6,12 +6,15 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from distlab.cli.sim import scale, sim
 from distlab.cli.sim_report import FORMULAS, size_words
+from distlab.curriculum import Curriculum, Progress
 from distlab.runner import Cluster
 from distlab.sim.net.quantities import time_words
 from distlab.simulated.results import KINDS
@@ -296,3 +299,21 @@ def test_a_file_that_is_no_python(file: Path) -> None:
 def test_sizes_and_times_in_words() -> None:
     assert [size_words(n) for n in (5, 1024, 3 << 20)] == ["5 B", "1 KiB", "3 MiB"]
     assert [time_words(s) for s in (2.5, 0.0123, 5e-6)] == ["2.5 s", "12.3 ms", "5 µs"]
+
+
+@pytest.mark.parametrize("play", [sim, scale])
+def test_without_a_name_it_is_the_task_that_was_checked_last(
+    here: Course, monkeypatch: pytest.MonkeyPatch, play: Callable[..., int]
+) -> None:
+    progress, asked = Progress(here.root), list[str]()
+
+    def settings(_: Curriculum, name: str, *rest: object) -> NoReturn:
+        asked.append(name)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("distlab.cli.sim.settings_for", settings)
+    for task in ("collectives.all_reduce", "fault_tolerance.load"):
+        progress.record_verdict(task, passed=False, digest="")
+        with pytest.raises(ValueError, match=r"enough|^4\.4 "):
+            play("")
+    assert asked == ["1.4"]  # in 4.4 no rank sends anything
