@@ -45,6 +45,9 @@ what the launcher itself says is on stderr:
   --local-ranks-filter L show only these local ranks, such as 0,1
   --duplicate-stdout-filters, --duplicate-stderr-filters TEXTS
                          copy lines with one of the texts to filtered_<stream>.log
+  --monitor FOLDER       record the steps of all ranks, without a change to the script;
+                         `distlab top FOLDER` shows them
+  --also PLACES          more places for them: tensorboard, prometheus, prometheus:PORT
   --role NAME            ROLE_NAME of the ranks (default)
 
   --standby K            K more processes, of which one replaces a rank that dies: the

@@ -84,6 +84,10 @@ class LaunchConfig:
     """LOCAL_RANK is 0 on all ranks, and each sees only its own GPU."""
     numa_binding: str | None = None
     """Keep each rank on the CPUs near its GPU: node, socket, exclusive, …"""
+    monitor: str | Path | None = None
+    """A new folder for records of the ranks' steps, which `distlab top` shows."""
+    also: tuple[str, ...] = ()
+    """With monitor: more places for them, such as prometheus:9400."""
     standby: int | None = None
     """Processes that wait to replace a rank that dies, while the other ranks stay."""
     elastic: str | None = None
@@ -109,6 +113,8 @@ class LaunchConfig:
             raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
         if self.run_as not in RUN_AS:
             raise LaunchError(f"run_as is {self.run_as!r}; there are {RUN_AS}")
+        if self.also and self.monitor is None:
+            raise LaunchError("also is given, but no monitor: name a folder")
         self._expect_signals()
         self._expect_node_rank()
         self._expect_nodes()
@@ -235,7 +241,7 @@ class LaunchConfig:
                 f"{name} keeps both streams of a rank in one file: redirect both or "
                 "neither, and drop --duplicate-stdout-filters"
             )
-        for option in ("virtual_local_rank", "numa_binding"):
+        for option in ("virtual_local_rank", "numa_binding", "monitor"):
             if getattr(self, option):
                 flag = option.replace("_", "-")
                 raise LaunchError(f"{name} does not support --{flag}; drop it")

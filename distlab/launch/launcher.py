@@ -26,6 +26,7 @@ from distlab.launch.forked import Forked
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Folder, Log, Terminal, open_logs
+from distlab.launch.monitored import Monitored
 from distlab.launch.numbering import numbered
 from distlab.launch.ranks import (
     Meeting,
@@ -94,7 +95,14 @@ class DistributedLauncher:
             if store is not None and config.stays:
                 return _run_agent(config, program, store, logs, terminal, inbox, stack)
             command = command_for(program, config.run_as)
-            ranks = Ranks(config, command, logs, inbox.queue)
+            monitored = None
+            if config.monitor is not None:
+                own_name = self.config.run_id
+                monitored = Monitored(config, program[0], own_name)
+                stack.callback(monitored.close)
+                for line in monitored.lines:
+                    _say(f"{PREFIX} figures: {line}\n")
+            ranks = Ranks(config, command, logs, inbox.queue, monitored)
             stack.callback(ranks.kill)
             if store is None:
                 return Follower(

@@ -193,6 +193,8 @@ TORCHRUNS: dict[str, Option] = {
 }
 OURS: dict[str, Option] = {
     "backend": Option(must_be="gloo, nccl or tcp"),
+    "monitor": Option(must_be="a folder"),
+    "also": Option(read=signals, must_be="places such as prometheus:9400"),
     "grace_period": Option(read=float, must_be=_SECONDS),
     "start_timeout": Option(read=float, must_be=_SECONDS),
     "last_call": Option(read=float, must_be=_SECONDS),

@@ -23,6 +23,7 @@ from distlab.launch import boot
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.interfaces import interface_to
 from distlab.launch.logs import Log
+from distlab.launch.monitored import Monitored
 from distlab.launch.records import ERROR_FILE
 from distlab.runner.processes import descendants, end_sessions, is_stopped
 
@@ -54,7 +55,9 @@ class Ranks:
         command: Sequence[str],
         logs: Mapping[int, Log],
         inbox: SimpleQueue[object],
+        monitored: Monitored | None = None,
     ) -> None:
+        self._monitored = monitored
         self._config, self._command = config, list(command)
         self._logs, self._inbox = logs, inbox
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -69,6 +72,8 @@ class Ranks:
         log = self._logs[rank]
         log.begin(meeting.generation)
         variables = rank_variables(self._config, rank, meeting, os.environ)
+        if self._monitored:
+            variables |= self._monitored.variables(meeting.generation, variables)
         variables[ERROR_FILE] = str(log.error_file.absolute())
         try:
             process = subprocess.Popen(

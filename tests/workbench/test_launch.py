@@ -35,6 +35,7 @@ from distlab.launch.report import (
     recovered,
     restarting,
 )
+from distlab.monitor.jsonl import read_folder
 from tests.workbench.course import ROOT
 from tests.workbench.golden import Golden
 from tests.workbench.launching import (
@@ -60,6 +61,66 @@ def launched(tmp_path: Path) -> Launched:
         return DistributedLauncher(LaunchConfig(**given)).launch(path, *arguments)
 
     return launch
+
+
+MONITORED = """
+import urllib.request
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+data = TensorDataset(torch.randn(48, 4))
+sampler = DistributedSampler(data, 2, rank)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for (inputs,) in DataLoader(data, batch_size=2, sampler=sampler):
+        model(inputs).mean().backward()
+        optimizer.step()
+    (here / f"{generation}.{epoch}.{rank}").touch()
+    wait_for(f"{generation}.{epoch}.{1 - rank}")
+    if generation == 1 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    until, page = time.monotonic() + 20, ""
+    while 'rank="1"} 3' not in page and time.monotonic() < until:
+        page = urllib.request.urlopen(sys.argv[1]).read().decode()
+        time.sleep(0.05)
+    (here / "page").write_text(page)
+"""
+
+
+@pytest.mark.slow
+def test_the_steps_of_a_plain_script_are_monitored(
+    launched: Launched, tmp_path: Path
+) -> None:
+    """One rank is killed in between: figures and counters go on."""
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code = launched(
+        MONITORED,
+        f"http://127.0.0.1:{port}/metrics",
+        max_restarts=1,
+        monitor=tmp_path / "one",
+        also=(f"prometheus:{port}",),
+    )
+    assert code == 0
+    page = (tmp_path / "page").read_text()
+    values = dict(re.findall(r"^(distlab_\w+)\{job=\"one\"\} (\S+)$", page, re.M))
+    assert float(values["distlab_world_size"]) == 2
+    assert float(values["distlab_restarts_total"]) == 1
+    assert float(values["distlab_steps_total"]) >= 20
+    assert float(values["distlab_epoch"]) >= 1
+    recorded = read_folder(tmp_path / "one")
+    assert (recorded.run["job"], recorded.run["world_size"]) == ("one", 2)
+    last = [rows[-1] for rows in recorded.records.values()]
+    assert [(row.epoch, row.learning_rate) for row in last] == [(2, 0.5)] * 2
+    assert last[0].step == last[1].step >= 34  # 10 before, 24 after the restart
+    assert sum(row.samples for row in recorded.records[1]) == 2 * (10 + 24)
+    assert {row.get("restarts") for row in recorded.figures} == {None, 1.0}
+    with pytest.raises(LaunchError, match="one "):
+        launched("", monitor=tmp_path / "one")
 
 
 # ── ranks, logs, lines ──────────────────────────────────────────────────────────────

@@ -1,0 +1,196 @@
+"""Records the steps of a script that knows nothing of it: `distlab.launch --monitor`.
+
+    torch.optim      a step of the first optimizer that steps is a step
+    DataLoader       seconds waited, samples; a pass that has a step is an epoch
+    set_epoch        of a DistributedSampler: says the epoch
+
+Losses aren't known, and communication counts as computation. Each rank writes its own
+file of the folder, a line for every 10 steps; the launcher reads them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.abc
+import importlib.util
+import json
+import os
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distlab.monitor.records import StepRecord
+
+FOLDER, STEP = "DISTLAB_MONITOR", "DISTLAB_MONITOR_STEP"
+"""In a rank's environment: the folder, and the steps of earlier starts."""
+EVERY = 10  # steps in a record
+
+
+def variables(folder: Path, step: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment with which a rank's steps are recorded."""
+    own = str(Path(__file__).with_name("attached"))
+    path = os.pathsep.join(filter(None, [own, inherited.get("PYTHONPATH", "")]))
+    return {FOLDER: str(folder), STEP: str(step), "PYTHONPATH": path}
+
+
+class Steps:
+    """Counts the steps of this process, and writes them down."""
+
+    def __init__(self, folder: Path, rank: int, step: int) -> None:
+        self._path, self._rank = folder / f"rank_{rank}.jsonl", rank
+        self.step, self._pid = step, os.getpid()
+        self._optimizer: weakref.ref[Any] | None = None
+        self.epoch, self._is_said = 0, False
+        self._is_new_pass = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started_s = self._newest_s = time.perf_counter()
+        self._num_steps = 0
+        self.data_wait_s, self.samples = 0.0, 0
+
+    def on_step(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped."""
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer or os.getpid() != self._pid:
+            return
+        if not self._is_said and (self._is_new_pass or not self.epoch):
+            self.epoch += 1
+        self._is_new_pass = False
+        self._newest_s = time.perf_counter()
+        self.step, self._num_steps = self.step + 1, self._num_steps + 1
+        if self.step % EVERY == 0:
+            self.write()
+
+    def on_pass(self) -> None:
+        """A DataLoader begins a pass, perhaps one without steps."""
+        self._is_new_pass = True
+
+    def on_epoch(self, epoch: int) -> None:
+        """The script says which epoch begins, from 0."""
+        self.epoch, self._is_said = int(epoch) + 1, True
+
+    def write(self) -> None:
+        """Write the steps that have no record yet."""
+        if not self._num_steps or os.getpid() != self._pid:
+            return
+        seconds = self._newest_s - self._started_s
+        optimizer = self._optimizer() if self._optimizer else None
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        record = StepRecord(
+            rank=self._rank,
+            step=self.step,
+            epoch=self.epoch,
+            time_s=time.time(),
+            num_steps=self._num_steps,
+            seconds=seconds,
+            samples=self.samples,
+            loss=None,
+            data_wait_s=min(seconds, self.data_wait_s),
+            communication_s=0.0,
+            learning_rate=_rate(optimizer),
+            grad_norm=None,
+            memory_bytes=peak if sys.platform == "darwin" else peak * 1024,
+            gpu_utilization=None,
+        )
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(vars(record)) + "\n")
+        except OSError as error:
+            self._pid = -1  # the training goes on without records
+            print(f"{self._path} can't be written: {error}", file=sys.stderr)
+        self._begin()
+
+
+def _rate(optimizer: Any) -> float | None:
+    groups = getattr(optimizer, "param_groups", None)
+    return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
+
+
+def attach() -> None:
+    """Record the steps of this process, if it is a rank and torch is ever imported."""
+    folder, rank = os.environ.get(FOLDER), os.environ.get("RANK")
+    if not folder or rank is None:
+        return
+    steps = Steps(Path(folder), int(rank), int(os.environ.get(STEP, "0")))
+    atexit.register(steps.write)
+    attached: dict[str, Callable[[Any], None]] = {
+        "torch.optim.optimizer": lambda module: (
+            module.register_optimizer_step_post_hook(steps.on_step)
+        ),
+        "torch.utils.data.dataloader": lambda module: _watch_loaders(module, steps),
+        "torch.utils.data.distributed": lambda module: _watch_sampler(module, steps),
+    }
+    sys.meta_path.insert(0, _Finder(attached))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls a function with a module, once it is imported."""
+
+    def __init__(self, attached: dict[str, Callable[[Any], None]]) -> None:
+        self._attached = attached
+
+    def find_spec(self, name: str, path: Sequence[str] | None, _: Any = None) -> Any:
+        """The module's own spec, whose loader calls the function after it."""
+        call = self._attached.pop(name, None)
+        spec = importlib.util.find_spec(name) if call else None
+        if call is None or spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            call(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _watch_loaders(module: Any, steps: Steps) -> None:
+    import torch
+
+    iterator, loader = module._BaseDataLoaderIter, module.DataLoader
+    take, begin = iterator.__next__, loader.__iter__
+
+    @functools.wraps(take)
+    def timed(self: Any) -> Any:
+        asked_s = time.perf_counter()
+        try:
+            batch = take(self)
+        finally:
+            steps.data_wait_s += time.perf_counter() - asked_s
+        if torch.is_grad_enabled():  # an evaluation asks for no gradients
+            steps.samples += _num_samples(batch)
+        return batch
+
+    @functools.wraps(begin)
+    def iterate(self: Any) -> Any:
+        steps.on_pass()
+        return begin(self)
+
+    iterator.__next__, loader.__iter__ = timed, iterate
+
+
+def _watch_sampler(module: Any, steps: Steps) -> None:
+    own = module.DistributedSampler.set_epoch
+
+    @functools.wraps(own)
+    def set_epoch(self: Any, epoch: int) -> None:
+        steps.on_epoch(epoch)
+        own(self, epoch)
+
+    module.DistributedSampler.set_epoch = set_epoch
+
+
+def _num_samples(batch: Any) -> int:
+    while isinstance(batch, dict | list | tuple) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    shape: Any = getattr(batch, "shape", ())
+    return int(shape[0]) if len(shape) else 0

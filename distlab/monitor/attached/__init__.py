@@ -1,0 +1,1 @@
+"""The folder that `distlab.launch --monitor` puts first on the ranks' PYTHONPATH."""
