@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import json
 import logging
 import re
 import shutil
@@ -115,10 +116,29 @@ class Source:
     def _source_page(self, path: Path) -> None:
         name = path.relative_to(ROOT).as_posix()
         body = path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            text = rewrite(self._linked(notebook(json.loads(body)), path.parent))
+            self.write(f"{name}.md", text)
+            return
         head = "---\nsearch:\n  exclude: true\nhide: [toc]\n---\n"
         language = LANGUAGES.get(path.suffix, "text")
         block = f"````{language}\n{body}\n````\n"
         self.write(f"{name}.md", f"{head}# {path.name}\n\n`{name}`\n\n{block}")
+
+
+def notebook(data: dict[str, Any]) -> str:
+    """Return a notebook as Markdown: its texts, its code, and what that printed."""
+    parts = []
+    for cell in data["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+    return "\n\n".join(parts)
 
 
 def guide_link(page: str, units: dict[str, str]) -> str:
