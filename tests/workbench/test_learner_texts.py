@@ -89,6 +89,16 @@ def test_a_time_table_has_the_minutes_of_all_tasks_and_their_sums(phase: Phase) 
     ]
 
 
+def test_the_minutes_of_the_contents_are_those_of_the_manifest() -> None:
+    text = (ROOT / "docs/contents.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [\d., –]+\| `(\w+)`.*\| (\d+) \|$", text, re.MULTILINE)
+    core = dict.fromkeys((task.unit for task in CURRICULUM.tasks), 0)
+    for task in CURRICULUM.tasks:
+        core[task.unit] += 0 if task.stretch else task.minutes
+    wanted = {unit: minutes for unit, minutes in core.items() if minutes}
+    assert {unit: int(minutes) for unit, minutes in rows} == wanted
+
+
 def test_every_slug_that_a_guide_names_is_explained() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in GUIDES)
     named = set(re.findall(r"`\[([a-z0-9-]+)\]`", text))
