@@ -57,7 +57,7 @@ FAULTS = (
         title="disk full while saving",
         who="any",
         moments=("save",),
-        why_not="only who saves notices that the disk is full",
+        why_not="only the rank that is saving notices a full disk",
         goes_on_at=ANYWHERE,
     ),
     ChaosFault(name="nan", title="NaN gradient", who="any"),

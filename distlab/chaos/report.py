@@ -176,7 +176,7 @@ def markdown(
             parts.append(f"| {fault.title} | {' | '.join(texts)} |")
         parts += ["", in_a_line(mode, results), ""]
     where = f"{machine['cores']} cores, load {machine['load']:g}"
-    parts += [f"{summary(results)}. Played with {where}.", ""]
+    parts += [f"{summary(results)}. Run with {where}.", ""]
     parts += [f"{line[0].upper()}{line[1:]}.\n" for line in reasons(campaign)]
     return "\n".join(parts)
 
