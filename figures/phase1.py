@@ -42,7 +42,7 @@ def lanes() -> str:
     )
     c.rect(290, 18, 180, 50, fill=SURFACE, thick=2, round_=6)
     c.text(380, 40, "train.py", size=16, bold=True, mono=True)
-    c.text(380, 58, "one file, started four times", size=10.5)
+    c.text(380, 58, "one file, started four times", size=11)
     for rank, color in enumerate(RANK_COLORS[:4]):
         x = 30 + 180 * rank
         c.arrow(320 + 40 * rank, 69, x + 80, 108, color=MUTED, thick=1.5)
@@ -78,10 +78,10 @@ def _handshake(c: Canvas) -> None:
         c.text(x, 66, f"rank {rank}", bold=True)
         c.line(x, 76, x, 300, color=MUTED)
     c.hatch(54, 110, 16, 102)
-    c.text(76, 104, "send(t, 1)", size=10.5, mono=True, anchor="start")
+    c.text(76, 104, "send(t, 1)", size=11, mono=True, anchor="start")
     c.text(76, 160, "blocked", size=11.5, anchor="start")
     c.rect(150, 198, 16, 16, fill=COMPLETE)
-    c.text(168, 190, "recv(t, 0)", size=10.5, mono=True, anchor="start")
+    c.text(168, 190, "recv(t, 0)", size=11, mono=True, anchor="start")
     c.arrow(70, 206, 149, 206, color=LINK_BUSY, thick=3)
     c.line(62, 243, 158, 243, color=COMPLETE, thick=2)
     c.text(172, 240, "both", size=11.5, anchor="start")
@@ -268,9 +268,7 @@ def step() -> str:
         "equal weights and equal gradients give equal weights",
         anchor="start",
     )
-    c.text(
-        24, 391, "(digests are illustrative)", size=10.5, color=MUTED, anchor="start"
-    )
+    c.text(24, 391, "(digests are illustrative)", size=11, color=MUTED, anchor="start")
     return c.svg()
 
 

@@ -10,7 +10,7 @@ from figures.draw import Canvas, write
 from figures.phase1 import FOLDER
 
 SAMPLES, RANKS = 10, 4
-LEFT, SIDE, STEP = 250, 38, 43
+LEFT, WIDE, SIDE, STEP = 214, 43, 38, 47.5
 
 
 def _cell(c: Canvas, place: int, y: float, text: str, *, repeated: bool) -> None:
@@ -19,15 +19,15 @@ def _cell(c: Canvas, place: int, y: float, text: str, *, repeated: bool) -> None
     c.rect(
         x,
         y,
-        SIDE,
+        WIDE,
         SIDE,
         fill=RANK_COLORS[place % RANKS],
         round_=4,
         thick=2.5 if repeated else 1,
         dash=dash,
     )
-    c.text(x + SIDE / 2, y + 16, text, size=14, bold=True)
-    c.text(x + SIDE / 2, y + 31, f"rank {place % RANKS}", size=9.5)
+    c.text(x + WIDE / 2, y + 16, text, size=14, bold=True)
+    c.text(x + WIDE / 2, y + 31, f"rank {place % RANKS}", size=11)
 
 
 def _row(
@@ -40,10 +40,10 @@ def _row(
         _cell(c, place, y, str(order[place % len(order)]), repeated=again)
     for place in range(total, len(order)):
         x = LEFT + STEP * place
-        c.rect(x, y, SIDE, SIDE, fill=SURFACE, stroke=MUTED, round_=4)
-        c.text(x + SIDE / 2, y + 16, str(order[place]), size=14, color=MUTED)
+        c.rect(x, y, WIDE, SIDE, fill=SURFACE, stroke=MUTED, round_=4)
+        c.text(x + WIDE / 2, y + 16, str(order[place]), size=14, color=MUTED)
         for up in (-5, 5):
-            middle, low = x + SIDE / 2, y + 27
+            middle, low = x + WIDE / 2, y + 27
             c.line(middle - 5, low + up, middle + 5, low - up, color=FAILURE, thick=2)
 
 

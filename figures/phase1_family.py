@@ -113,7 +113,7 @@ def family_of_six() -> str:
         c.text(x + 372, y - 22, what, size=12, anchor="end")
         for rank in range(4):
             for start in (x, x + 204):
-                c.text(start + STEP * rank + 19, y - 5, str(rank), color=MUTED, size=10)
+                c.text(start + STEP * rank + 19, y - 5, str(rank), color=MUTED, size=11)
         _squares(c, x, y, before)
         c.arrow(x + 174, y + 2 * HIGH, x + 199, y + 2 * HIGH)
         _squares(c, x + 204, y, after)

@@ -41,9 +41,11 @@ CONFIG = TransformerConfig(
 )
 LEFT = 208.0  # where the bars begin
 SEQUENCES = 8  # the batch of one step
+MASTER = "fp32 master"  # a frame in the color of the weights
 PARTS = (
     ("weights", WEIGHTS),
     ("gradients", GRADIENTS),
+    (MASTER, SURFACE),
     ("optimizer state", OPTIMIZER_STATE),
     ("activations", ACTIVATIONS),
 )
@@ -57,6 +59,7 @@ class Rung(NamedTuple):
     below: str
     weights: float
     gradients: float
+    master: float
     optimizer: float
     activations: float
 
@@ -161,7 +164,8 @@ def rung(name: str, below: str, weights: int, kept_bytes: int, *, wide: bool) ->
         below,
         weights * (4 if wide else 2),
         weights * (4 if wide else 2),
-        weights * (8 if wide else 12),
+        weights * (0 if wide else 4),
+        weights * 8,
         kept_bytes,
     )
 
@@ -204,20 +208,23 @@ def memory() -> str:
         title="Memory of one training step: each row adds one technique",
         desc=(
             "Six bars for the rank that needs most, each divided into weights, "
-            "gradients, optimizer state and activations. "
+            "gradients, float32 master weights if there are any, optimizer state and "
+            "activations. "
             + "; ".join(
                 f"{row.name}: {total:.1f} GB"
                 for row, total in zip(rows, totals, strict=True)
             )
             + ". Microbatches and checkpointing reduce the activations to a small "
-            "rest; only sharding the model reduces the other three."
+            "rest; only sharding the model reduces the others. In the rows with "
+            "bfloat16, the master weights take as much as weights and gradients "
+            "together."
         ),
     )
     scale = 440 / totals[0]
-    for x, (name, color) in zip((LEFT, 320.0, 440.0, 592.0), PARTS, strict=True):
-        c.rect(x, 10, 16, 16, fill=color)
-        if name == "activations":
-            c.hatch(x, 10, 16, 16, color=INK, fill=color)
+    for x, (name, color) in zip(
+        (150.0, 248.0, 352.0, 472.0, 624.0), PARTS, strict=True
+    ):
+        _part(c, x, 10, 16, 16, name, color)
         c.text(x + 24, 23, name, size=12.5, anchor="start")
     for place, row in enumerate(rows):
         y = 64 + 56 * place
@@ -279,14 +286,27 @@ def _bar(
     """A row of the ladder, `scale` pixels for a GB; where it ends."""
     for value, (name, color) in zip(row[2:], PARTS, strict=True):
         wide = scale * round(value / 1e9, 2)
-        c.rect(x, y, wide, 36, fill=color, thick=0.8)
-        if name == "activations" and wide > 1:
-            c.hatch(x, y, wide, 36, color=INK, fill=color)
-        elif named and wide > 20:
+        _part(c, x, y, wide, 36, name, color)
+        if name != "activations" and named and wide > 24:
             words, ink = f"{value / 1e9:.1f}", text_on(color)
             c.text(x + wide / 2, y + 23, words, size=11, color=ink)
         x += wide
     return x
+
+
+def _part(
+    c: Canvas, x: float, y: float, wide: float, tall: float, name: str, color: str
+) -> None:
+    """Fill the box of one part: hatched for activations, framed for master weights."""
+    if name == MASTER and wide > 0:
+        c.rect(x, y, wide, tall, fill=color, thick=0.8)
+        thick = min(2.5, wide / 5)
+        box = x + thick / 2, y + thick / 2, wide - thick, tall - thick
+        c.rect(*box, stroke=WEIGHTS, thick=thick)
+    elif name == "activations" and wide > 1:
+        c.hatch(x, y, wide, tall, color=INK, fill=color)
+    elif wide > 0:
+        c.rect(x, y, wide, tall, fill=color, thick=0.8)
 
 
 def figures() -> dict[str, str]:

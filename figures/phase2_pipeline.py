@@ -105,7 +105,7 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
             c.rect(
                 x, y, WIDE * units, 22, fill=FORWARD if forward else BACKWARD, thick=0.8
             )
-            c.text(x + WIDE * units / 2, y + 15.5, cell, size=10, mono=True)
+            c.text(x + WIDE * units / 2, y + 15.5, cell, size=11, mono=True)
         place += units
     counts = live(row)
     for place, count in enumerate(counts):
@@ -114,7 +114,7 @@ def _lane(c: Canvas, y: float, rank: int, row: list[str]) -> None:
             74 + WIDE * (place + 0.5),
             y + 34,
             words,
-            size=9,
+            size=11,
             color=INK if strong else MUTED,
             bold=strong,
         )

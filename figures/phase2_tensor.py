@@ -133,7 +133,7 @@ def _operator(
     what = "sum" if crossed else "copy"
     c.text(x + 30, top - 6, name, size=16, bold=True)
     c.text(x + 30, top + 168, what, size=11.5, bold=crossed)
-    c.text(x + 30, top + 182, "all_reduce" if crossed else "no message", size=10.5)
+    c.text(x + 30, top + 182, "all_reduce" if crossed else "no message", size=11)
 
 
 def owners() -> list[list[int]]:
@@ -258,7 +258,7 @@ def _heads(c: Canvas) -> None:
         c.arrow(308, y + 24, 340, y + 24, thick=1.5)
         c.rect(346, y, 142, 48, fill=color, round_=4)
         c.text(417, y + 20, f"heads {' and '.join(map(str, heads))}", size=12)
-        c.text(417, y + 37, "scores, softmax, values", size=10)
+        c.text(417, y + 37, "scores, softmax, values", size=11)
 
 
 def figures() -> dict[str, str]:

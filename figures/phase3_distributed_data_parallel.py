@@ -113,7 +113,7 @@ def ready_order() -> str:
             "Two ranks with the layers a, b and c. On rank 0 they become ready in the "
             "order c, b, a, on rank 1 in the order b, c, a. Above, each rank sends the "
             "layer that is ready: the first message of rank 0 is c, that of rank 1 is "
-            "b, and they are added, which is marked in red; so are the second "
+            "b, and they are added, which is marked in orange; so are the second "
             "messages. Below, both ranks send c, b, a: b of rank 1 is ready first and "
             "waits until c has been sent, and then equal layers meet."
         ),
@@ -128,7 +128,7 @@ def ready_order() -> str:
         anchor="start",
     )
     _meetings(c, 238, [list("cba")] * 2)
-    words = "a, b, c: gradients of three layers; red: different layers are added"
+    words = "a, b, c: gradients of three layers; orange: different layers are added"
     c.text(40, 418, words, size=12, anchor="start")
     return c.svg()
 

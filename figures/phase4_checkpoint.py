@@ -17,7 +17,7 @@ def commit() -> str:
     c = Canvas(
         "commit",
         760,
-        270,
+        276,
         title="A checkpoint of two ranks, and what a crash at each place leaves",
         desc=(
             "Time runs to the right. Ranks 0 and 1 each write, sync and rename a "
@@ -39,17 +39,17 @@ def commit() -> str:
             _calls(c, second, y)
         else:
             c.rect(second, y, 4 * WIDE, 36, fill=SURFACE)
-            c.text(second + 2 * WIDE, y + 23, "waits", size=11.5, color=MUTED)
-    c.text(LEFT + 2 * WIDE, 32, "its shard", size=12, color=INK)
-    c.text(second + 2 * WIDE, 32, "the manifest", size=12, color=INK)
+            c.text(second + WIDE, y + 23, "waits", size=11.5, color=MUTED)
+    c.text(LEFT + 2 * WIDE, 28, "its shard", size=12, color=INK)
+    c.text(second + 2 * WIDE, 28, "the manifest", size=12, color=INK)
     for x in (first, end):
         c.rect(x, 44, GAP, 92, fill=CALL)
-        c.text(x + GAP / 2, 156, "exchange", size=11.5, color=MUTED)
+        c.text(x + GAP / 2, 28, "exchange", size=11.5, color=MUTED)
     renamed, durable = second + 2 * WIDE, second + 4 * WIDE
     for x in (renamed, durable):
-        c.line(x, 36, x, 222, color=LINK_BUSY, thick=1.5, dash="4 3")
+        c.line(x, 36, x, 218, color=LINK_BUSY, thick=1.5, dash="4 3")
     y = 196
-    c.text(LEFT, y - 16, "after a crash here", size=11.5, color=MUTED, anchor="start")
+    c.text(LEFT, y - 28, "after a crash here", size=11.5, color=MUTED, anchor="start")
     c.text((LEFT + renamed) / 2, y + 12, "the old checkpoint loads", size=12.5)
     c.text((renamed + durable) / 2, y + 12, "old or new", size=12.5)
     c.text(durable + GAP + 20, y + 12, "the new one", size=12.5)

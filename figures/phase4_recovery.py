@@ -45,11 +45,10 @@ def takes_over() -> str:
             _bar(c, y, HANGS, FROZEN, "waits in a collective", CALL)
             _bar(c, y, FROZEN, FORMED, "join", SURFACE)
             _steps(c, y, FORMED, END)
-    for at, word in ((HANGS, ""), (FROZEN, "Frozen, SIGKILL, Form(2)")):
-        x = LEFT + STEP * at
-        c.line(x, 26, x, 278, color=LINK_BUSY, thick=1.5, dash="4 3")
-        if word:
-            c.text(x + 6, 24, word, size=11.5, color=INK, anchor="start")
+    hangs, frozen = LEFT + STEP * HANGS, LEFT + STEP * FROZEN
+    c.line(hangs, 34, hangs, 40 + 3 * LANE, color=LINK_BUSY, thick=1.5, dash="4 3")
+    c.line(frozen, 34, frozen, 278, color=LINK_BUSY, thick=1.5, dash="4 3")
+    c.text(frozen, 24, "Frozen, SIGKILL, Form(2)", size=11.5, color=INK)
     c.text(
         LEFT,
         24,

@@ -40,6 +40,29 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
             assert anchor in {anchor_of(title) for title in titles}, link
 
 
+@pytest.mark.parametrize("folder", ["figures", *(f"{p}/figures" for p in PHASES)])
+def test_the_smallest_type_of_a_picture_is_11_px_in_a_column_of_860(
+    folder: str,
+) -> None:
+    for path in (ROOT / folder).glob("*.svg"):
+        svg = path.read_text(encoding="utf-8")
+        found = re.search(r'<svg [^>]*width="(\d+)"', svg)
+        assert found, path
+        scale = min(1.0, 860 / int(found[1]))
+        sizes = map(float, re.findall(r'font-size="([\d.]+)"', svg))
+        assert min(sizes) * scale >= 11, path
+
+
+def test_every_picture_is_on_a_page_with_words_for_those_who_do_not_see_it() -> None:
+    shown = {}
+    for page in [*GUIDES, *ROOM]:
+        found = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text("utf-8"))
+        shown |= {(page.parent / link).resolve(): words for words, link in found}
+    pictures = {path for folder in PHASES for path in (ROOT / folder).rglob("*.svg")}
+    assert pictures <= set(shown)
+    assert all(len(words) > 40 for words in shown.values())
+
+
 def anchor_of(title: str) -> str:
     """The anchor that GitHub gives a heading."""
     kept = re.sub(r"[^\w\- ]", "", title.lower())
