@@ -52,9 +52,10 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
 class CopyToRegion(torch.autograd.Function):
     """f: every rank has the same x, and each rank will use it with its shard.
 
-    C1 CopyToRegion (f) returns x in forward, and the sum of all gradients in backward.
-    C2 ReduceFromRegion (g) returns the sum of all x in forward, and the gradient in
-       backward.
+    C1 CopyToRegion (f) returns x in the forward pass, and the sum of all gradients in
+       the backward pass.
+    C2 ReduceFromRegion (g) returns the sum of all x in the forward pass, and the
+       gradient in the backward pass.
     C3 Neither x nor the gradient is modified.
     C4 There is one all_reduce where there is a sum, and no other message.
     In torch.distributed: DTensor, from Replicate to Partial. Check: distlab check 2.16
