@@ -54,7 +54,7 @@ def resplit(
        may have completed different numbers of steps.
     C3 The shards of a step differ by at most one sample and may be empty, so every rank
        has every step. No sample is repeated to make them equal.
-    In torch.distributed: nothing; DistributedSampler cannot start in mid-epoch
+    In torch.distributed: nothing; DistributedSampler cannot start mid-epoch
     Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
     step. On 1 rank → [[[9, 4], [1]]]
     Cost: none. Check: distlab check 4.8
