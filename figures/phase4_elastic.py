@@ -106,6 +106,8 @@ def round_states() -> str:
     for row, words in enumerate(("Lost(member)", "Join(member)", "Join(new), if room")):
         c.text(34, 62 + 17 * row, words, size=11.5, anchor="start")
     c.text(34, 40, "a round begins:", size=11.5, color=MUTED, anchor="start")
+    c.arrow(392, 42, 392, 64, color=MUTED, thick=1.5)
+    c.text(392, 34, "the first round", size=11.5, color=MUTED)
     c.arrow(486, 97, 624, 97, color=FAILURE)
     c.text(555, 87, "timeout_s is over", size=11.5, color=FAILURE_TEXT)
     c.text(555, 118, "Stop", size=12.5, bold=True, color=FAILURE_TEXT)

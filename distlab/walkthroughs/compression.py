@@ -15,6 +15,7 @@ from distlab.curriculum import load
 from distlab.given.compression import FlatBucket, Residuals
 from distlab.runner import RankContext
 from distlab.sim import run
+from distlab.walkthroughs.phase4_compression_rank import approximate
 
 SIZE, NUM_RANKS, NUM_STEPS, RATE = 100, 4, 500, 0.05
 
@@ -32,6 +33,17 @@ def gaps(code: str, ratio: float) -> tuple[float, float]:
         )
         found.append(float(done.require_finished().values[0]))
     return found[0], found[1]
+
+
+def low_rank_errors(code: str, columns: int) -> tuple[float, float]:
+    """How far PowerSGD's first step and the mean of 100 are from the gradient, in %.
+
+    The gradient stays the same. `code` is mine, reference or a file; `columns` is R.
+    """
+    unit = load("gradient_compression", code)
+    play = partial(approximate, unit=unit, ranks=(columns,), num_steps=100)
+    found = run(play, NUM_RANKS).require_finished().values[0][columns]
+    return found["step 1"], found["all"]
 
 
 def _descend(context: RankContext, unit: Any, ratio: float, forgets: bool) -> float:

@@ -1,5 +1,6 @@
 """Members under fault scripts: invariants of the reference, and a planted mistake."""
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from types import ModuleType, SimpleNamespace
@@ -164,3 +165,15 @@ def test_an_epoch_on_4_then_2_then_3_processes_is_that_of_a_fixed_run() -> None:
     assert sorted(chain(*chain(*run.samples))) == list(range(run.num_samples))
     assert {sum(map(len, step)) for step in run.samples[:-1]} == {60}
     assert run.losses == pytest.approx(run.fixed_losses, abs=1e-12)
+
+
+def test_the_guides_script_of_members_prints_what_the_guide_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guide = curriculum.load_curriculum().root / "phase4_production/guide/elastic.md"
+    text = re.sub("^> ?", "", guide.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    script = text.split("```python\n")[1].split("```")[0]
+    exec(script.replace('"mine"', '"reference"'), {})
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 3
+    assert printed in text

@@ -21,7 +21,7 @@ from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.gradient_compression.hooked import make_buckets
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.runner import Cluster, RankContext
-from distlab.walkthroughs.compression import gaps
+from distlab.walkthroughs.compression import gaps, low_rank_errors
 
 SEED, STEPS, SIZE = 3, 4, 40
 
@@ -248,6 +248,10 @@ def test_error_feedback_is_what_the_guide_says() -> None:
     with_it, without = gaps("reference", 0.1)
     assert round(with_it, 2) == 0.59
     assert round(without) == 104
+
+
+def test_the_mean_of_low_rank_steps_is_as_close_as_the_guide_says() -> None:
+    assert [round(percent) for percent in low_rank_errors("reference", 4)] == [47, 6]
 
 
 def beside_torchs(context: RankContext) -> list[float]:
