@@ -1,4 +1,4 @@
-"""What is explained when somebody asks: for a name, in a question, with an error."""
+"""Answer a name, a question, or a pasted error with the explanation that fits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from distlab.tutor.pages import (
 )
 from distlab.tutor.ranking import Near, nearest, ties
 
-_NEAR = 12  # names at most that a word brings up
-_ALSO = 3  # concepts beside the one that is shown
-_MOST = 1_000_000  # characters of a log that are looked at: the last ones
+_NEAR = 12  # at most this many names for one word
+_ALSO = 3  # concepts listed below the one that is shown
+_MOST = 1_000_000  # search only the last characters of a long log
 
 
 def answer(asked: str, curriculum: Curriculum, command: Command = typed) -> Lines:
-    """The explanation of a name, a word, a question, or a text with an error of torch.
+    """Explain a name, a word, a question, or a text that contains an error of torch.
 
     Raises:
-        ValueError: nothing that is explained here fits.
+        ValueError: no explanation fits.
     """
     known = read_misconceptions()
     name = asked.strip("[] \n")
@@ -57,18 +57,18 @@ def _question(question: str, curriculum: Curriculum, command: Command) -> Lines:
     found = nearest(question, most=_ALSO + 2) if len(question) < 2_000 else []
     if not found:
         raise ValueError(
-            "this text is not among the errors that are explained here; look for the "
-            "first traceback in time, of any rank, and paste its last line"
+            "we have no explanation of this error; look for the earliest traceback of "
+            "any rank, and paste its last line"
         )
     equal = ties(found)
     lines: Lines = []
     if len(equal) > 1:
         names = ", ".join(near.concept.name for near in equal)
-        lines += [("rule", f"{names} are equally near; here is the first."), _EMPTY]
+        lines += [("rule", f"{names} fit equally well; here is the first."), _EMPTY]
     lines += concept_page(found[0].concept, curriculum, command)
     also = found[1 : _ALSO + 1]
     if also:
-        lines += [_EMPTY, ("rule", "Near it"), *_rows_of(also)]
+        lines += [_EMPTY, ("rule", "Related"), *_rows_of(also)]
     return lines
 
 
@@ -80,7 +80,7 @@ def _rows_of(found: list[Near]) -> Lines:
 
 
 def _about(word: str, known: dict[str, dict[str, str]]) -> list[str]:
-    """The slugs that fit a word: by name, by title, by spelling, then by the text."""
+    """Find the slugs for a word by name, title and spelling, and then by text."""
     word = word.lower()
     near = [name for name in known if word in name or name in word]
     near += [name for name, entry in known.items() if word in entry["title"].lower()]
@@ -91,7 +91,7 @@ def _about(word: str, known: dict[str, dict[str, str]]) -> list[str]:
 
 
 def topics() -> dict[str, tuple[str, ...]]:
-    """The names of all concepts by topic."""
+    """Return the names of all concepts by topic."""
     found: dict[str, list[str]] = {}
     for concept in read_concepts().values():
         found.setdefault(concept.topic, []).append(concept.name)

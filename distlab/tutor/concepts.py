@@ -1,9 +1,13 @@
-"""The concepts of the course: a text, a snippet that runs, and where to read on.
+"""Read the concepts of the course: a text, a snippet that runs, and where to read on.
 
-`concepts/<topic>.toml` has one table per concept. Its keys: title; asks, questions in
-a learner's words; text; snippet, Python that runs alone, and prints, what it prints;
-picture or command, something to look at; guide, pages as `unit#heading`; tasks;
-mistakes, slugs of misconceptions; errors, names of torch errors; also, other names.
+`concepts/<topic>.toml` has one table per concept, with these keys:
+
+- `title` and `text`;
+- `asks`, questions in a learner's words, and `also`, other names of the concept;
+- `snippet`, Python that runs by itself, and `prints`, its output;
+- `picture` or `command`, something to look at;
+- `guide`, pages as `unit#heading`, and `tasks`;
+- `mistakes`, slugs of misconceptions, and `errors`, names of torch errors.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ _LISTS = ("asks", "also", "guide", "tasks", "mistakes", "errors")
 
 @dataclass(frozen=True, kw_only=True)
 class Concept:
-    """One concept; the names of its topic's file stand in `topic`."""
+    """One concept. `topic` is the name of its file."""
 
     name: str
     topic: str
@@ -40,7 +44,7 @@ class Concept:
 
 @cache
 def read_concepts() -> dict[str, Concept]:
-    """Every concept by its name, topic after topic."""
+    """Return every concept by its name, topic after topic."""
     return {
         name: _concept(path.stem, name, table)
         for path in sorted(FOLDER.glob("*.toml"))
@@ -49,7 +53,7 @@ def read_concepts() -> dict[str, Concept]:
 
 
 def find_concept(name: str) -> Concept | None:
-    """The concept of this name, or of this other name; case and `_` do not count."""
+    """Find a concept by one of its names, ignoring case and `_`."""
     wanted = _plain(name)
     for concept in read_concepts().values():
         if wanted in (concept.name, *map(_plain, concept.also)):

@@ -1,4 +1,4 @@
-"""`explain_ddp_concepts`: topics, a workflow, mistakes, practices; or one answer."""
+"""`explain_ddp_concepts` gives an overview of the course, or answers one question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORKFLOW = (
         "distributed-sampler",
     ),
     ("average the gradients of each step over the ranks", "gradient-averaging"),
-    ("count right answers over all ranks, then divide", "distributed-evaluation"),
+    ("sum the right answers over all ranks, then divide", "distributed-evaluation"),
     ("save a checkpoint that no crash can tear", "checkpoint"),
 )
 _MISTAKES = (
@@ -34,24 +34,24 @@ _MISTAKES = (
     "batch-grows-with-ranks",
 )
 _PRACTICES = (
-    "Compare n ranks with one process: equal weights up to rounding, not accuracy.",
+    "Compare n ranks with one process by their weights, up to rounding; not accuracy.",
     "Compare the weights of all ranks bit for bit while you develop.",
-    "Try 1, 2, 3 and 4 ranks, and a number of samples that 4 does not divide.",
+    "Try 1, 2, 3 and 4 ranks, and a number of samples that 4 doesn't divide.",
     "Call every collective on every rank, in the same order, outside of rank branches.",
-    "Write files on one rank, and let the others wait only where they read them.",
-    "Measure the time of data, compute and communication on each rank.",
+    "Write files on one rank, and let the others wait only before they read them.",
+    "Measure the time for data, compute and communication on each rank.",
 )
 
 
 def explain_ddp_concepts(question: str | None = None) -> dict[str, Any]:
-    """What there is to know; or, for a name or a question, the nearest explanation.
+    """Explain the concept nearest to a name or a question, or list all of them.
 
-    Without a question: topics, workflow, common_mistakes, best_practices. With one:
-    text, the explanation; topics, the names of the nearest concepts, nearest first;
-    ties, those that are as near as the first.
+    Without a question, the result has topics, workflow, common_mistakes and
+    best_practices. With one, it has the explanation as text, the names of the nearest
+    concepts as topics, nearest first, and as ties those that fit as well as the first.
 
     Raises:
-        ValueError: nothing that is explained here fits.
+        ValueError: no explanation fits.
     """
     if not question or not question.strip():
         return _overview()

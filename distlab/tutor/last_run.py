@@ -1,4 +1,4 @@
-"""The last failing run as it is kept: a page, the same as text, and its verdict."""
+"""Keep the last failing run: its timeline as a page and as text, and its verdict."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distlab.paths import shown
 
 
 def timeline_path(progress: Progress) -> Path:
-    """Where the timeline of the last failing run is kept."""
+    """Return the path of the last failing run's timeline."""
     return progress.folder / "last" / "trace.html"
 
 
 def verdict_path(progress: Progress) -> Path:
-    """Where the verdict on that run is kept, as it was shown."""
+    """Return the path of the verdict on that run, in the form the learner saw."""
     return timeline_path(progress).with_name("verdict.txt")
 
 
@@ -29,18 +29,18 @@ def keep_timeline(
     *,
     at: Path | None = None,
 ) -> list[tuple[str, str]]:
-    """Draw the run that failed, if one did, and say in a dim line where it is.
+    """Draw the run that failed, if one did, and return a dim line that says where.
 
-    Once the task has passed, the reference's run stands below where it is quick:
-    before that it would give the solution away. With `at` the page is written there,
-    and nothing but the learner's run stands on it.
-    A timeline that cannot be drawn or written changes no verdict.
+    Once the task has passed, the page also shows the reference's run if that is quick.
+    Before then it would give the solution away. If you pass `at`, the page is written
+    there and shows only the learner's run. If the timeline can't be drawn or written,
+    the verdict stays the same.
     """
     failure = verdict.first_failure()
     if failure is None or failure.run is None or verdict.is_plan:
-        return []  # in a plan no rank sends anything: there is nothing to draw
+        return []  # in a plan no rank sends anything, so there is nothing to draw
     if failure.is_played:
-        return []  # one process played all ranks
+        return []  # a single process acted as all ranks
     from distlab.trace import draw_text, to_html
 
     title = f"{verdict.number} {verdict.id} {failure.id}: {failure.world_size} ranks"
@@ -59,10 +59,10 @@ def keep_timeline(
             said = plain(lines_of(verdict))
             verdict_path(progress).write_text(said, encoding="utf-8", errors="replace")
     except OSError:
-        return []  # that nothing can be kept is said elsewhere, once
+        return []  # another place reports, once, that we cannot keep anything
     except Exception as error:
         if os.environ.get("DISTLAB_TRACEBACK"):
             raise
-        warn(f"the timeline could not be drawn: {type(error).__name__}: {error}")
+        warn(f"we could not draw the timeline: {type(error).__name__}: {error}")
         return []
     return [("dim", f"  timeline: {shown(path)}")]

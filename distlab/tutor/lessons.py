@@ -1,4 +1,4 @@
-"""What a tutor does with a learner's own tasks: next, check, hint, why it hung."""
+"""Guide a learner through their tasks: next, check, hint, why it hung, solution."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from distlab.tutor.pages import mistake_page, plain
 
 
 class NotSolvedYetError(ValueError):
-    """A solution was asked for before the learner's own code has passed."""
+    """You asked for a solution before the learner's own code has passed."""
 
 
 def next_task() -> dict[str, Any]:
-    """The learner's current task: what to build, where, and how long it takes."""
+    """Return the current task: what to build, where, and how long it takes."""
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     task = current_task(curriculum, progress)
@@ -43,13 +43,13 @@ def next_task() -> dict[str, Any]:
 
 
 def check(task: str = "") -> dict[str, Any]:
-    """Judge the learner's code of a task, or of the current one.
+    """Judge the learner's code for a task, or for the current one.
 
-    Returns the status ("pass", "fail", "not_started" or "error"), the verdict as it is
-    shown in the terminal, and the name of the misconception if one is known.
+    Returns the status ("pass", "fail", "not_started" or "error"), the verdict as the
+    terminal shows it, and the name of the misconception if we recognize one.
 
     Raises:
-        ValueError: no task is called that.
+        ValueError: no task has this name.
     """
     from distlab.grading.judging import judge
     from distlab.grading.remember import record
@@ -81,17 +81,17 @@ def check(task: str = "") -> dict[str, Any]:
 
 
 def hint(task: str = "") -> dict[str, Any]:
-    """One hint for a task, one level deeper each time: question, principle, steps.
+    """Give one hint for a task, one level deeper each time: question, principle, steps.
 
     Raises:
-        ValueError: no task is called that, or it has no hints.
+        ValueError: no task has this name, or the task has no hints.
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     chosen = _chosen(curriculum, progress, task)
     levels = read_hints(curriculum, chosen)
     if not levels:
-        raise ValueError(f"no hint for {chosen.id}")
+        raise ValueError(f"there are no hints for {chosen.id}")
     try:
         level, slug = progress.next_hint(chosen.id, len(LEVELS), fitting_hint)
     except ProgressUnavailableError:
@@ -107,10 +107,10 @@ def hint(task: str = "") -> dict[str, Any]:
 
 
 def why_did_it_hang(error: str = "") -> dict[str, Any]:
-    """Explain a hang: that of the last check, or an error of torch that is pasted.
+    """Explain the hang of the last check, or an error of torch that you paste.
 
     Raises:
-        ValueError: the pasted text holds no error that is explained here.
+        ValueError: the pasted text contains no error that we can explain.
     """
     curriculum = load_curriculum()
     if error.strip():
@@ -120,7 +120,8 @@ def why_did_it_hang(error: str = "") -> dict[str, Any]:
     progress = Progress(curriculum.root)
     last = progress.read().get("last", {})
     if not last or last.get("passed"):
-        return {"found": False, "text": "the last check did not fail; run check first"}
+        text = "the last check did not fail; run a check that hangs first"
+        return {"found": False, "text": text}
     slug = str(last.get("slug", ""))
     verdict = _text_of(verdict_path(progress))
     told = {
@@ -136,16 +137,16 @@ def why_did_it_hang(error: str = "") -> dict[str, Any]:
 
 
 def solution(task: str) -> dict[str, Any]:
-    """The reference's code of a task that the learner has solved, to compare with.
+    """Return the reference's code for a task that the learner has already solved.
 
     Raises:
-        NotSolvedYetError: it has not passed; its solution is not read at all then.
+        NotSolvedYetError: the task has not passed, so we do not even read its solution.
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     chosen = curriculum.task(task)
     entry = progress.read().get("tasks", {}).get(chosen.id, {})
-    # What never passed is refused before any file of the solutions is opened.
+    # Refuse a task that never passed before opening any file in solutions/.
     if not entry.get("passed") or chosen.id not in passed_tasks(curriculum, progress):
         raise NotSolvedYetError(
             f"{chosen.number} has not passed, so its solution is not shown; ask for a "

@@ -1,6 +1,7 @@
-"""An explanation as lines with a style: of a concept, a mistake, or an error of torch.
+"""Lay out the explanation of a concept, a mistake or an error of torch as lines.
 
-The command line shows them with colors, assistants get them as plain text.
+Each line has a style. The command line shows the lines in color, and assistants get
+them as plain text.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _PARTS = (
 
 
 def typed(verb: str) -> str:
-    """How a command is written where the terminal is not known."""
+    """Write a command for a reader whose terminal we don't know."""
     return f"distlab {verb}"
 
 
 def concept_page(
     concept: Concept, curriculum: Curriculum, command: Command = typed
 ) -> Lines:
-    """A concept: text, snippet with what it prints, and where to read on."""
+    """Show a concept: its text, a snippet with its output, and where to read on."""
     lines = [("plain", f"{concept.name}: {concept.title}"), ("plain", "")]
     lines += [("plain", f"  {line}".rstrip()) for line in concept.text.splitlines()]
     lines += _section("In Python", concept.snippet)
@@ -52,14 +53,14 @@ def concept_page(
 
 
 def guide_path(curriculum: Curriculum, page: str) -> str:
-    """`unit#heading` as a path in the repository."""
+    """Turn `unit#heading` into a path in the repository."""
     unit, _, anchor = page.partition("#")
     path = curriculum.units[unit].guide(curriculum.root)
     return f"{path.relative_to(curriculum.root).as_posix()}#{anchor}".rstrip("#")
 
 
 def mistake_page(slug: str, entry: dict[str, str]) -> Lines:
-    """A misconception, as a verdict names it."""
+    """Show a misconception under the name that a verdict gives it."""
     lines = [("plain", f"{slug}: {entry['title']}")]
     for key, heading in _PARTS:
         lines += _section(heading, entry[key])
@@ -67,7 +68,7 @@ def mistake_page(slug: str, entry: dict[str, str]) -> Lines:
 
 
 def torch_error_page(found: list[TorchError], command: Command = typed) -> Lines:
-    """The first of the errors that a text holds; the others by their titles."""
+    """Explain the first error found in a text, and list the others by title."""
     error, *others = found
     lines = [("plain", f"{error.name}: {error.title}")]
     lines += _section("What it means", error.means)
@@ -85,12 +86,12 @@ def torch_error_page(found: list[TorchError], command: Command = typed) -> Lines
 
 
 def rows(entries: Iterable[tuple[str, str]]) -> Lines:
-    """Names with their titles, one a line."""
+    """Show names with their titles, one per line."""
     return [("plain", f"  {name:<28} {title}") for name, title in entries]
 
 
 def plain(lines: Lines) -> str:
-    """The lines without their styles."""
+    """Join the lines without their styles."""
     return "\n".join(line for _, line in lines)
 
 

@@ -1,8 +1,8 @@
-"""Which concepts a question is about: a ranking of plain text, the same every time.
+"""Find the concepts that a question is about, by a deterministic ranking of text.
 
 Source: S. Robertson and H. Zaragoza, The Probabilistic Relevance Framework: BM25 and
-Beyond (2009), sections 3.5 and 3.6: a word counts more the rarer it is, more in a title
-than in a text, and less each further time.
+Beyond (2009), sections 3.5 and 3.6. A word counts more if it is rare and if it is in a
+title rather than in a text, and it counts less each time it is repeated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import cache
 
 from distlab.tutor.concepts import Concept, read_concepts
 
-TIE = 0.95  # of the best score: what scores as much is just as near
-_LEAST = 0.5  # of the question's weight that the best answer must cover
+TIE = 0.95  # of the best score; a concept that reaches it fits equally well
+_LEAST = 0.5  # the share of the question's weight that the best answer must cover
 _SATURATION = 1.2
 _WEIGHTS = {"title": 3.0, "asks": 2.0, "text": 0.6}
 _STOP = frozenset(
@@ -52,14 +52,14 @@ _JOINED = re.compile(
 
 @dataclass(frozen=True)
 class Near:
-    """A concept and how near it is to what was asked; higher is nearer."""
+    """A concept and its score for a question; higher is nearer."""
 
     concept: Concept
     score: float
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text that count, without their endings.
+    """Return the words of a text that count, without their endings.
 
     >>> words_of("Why does my all-reduce hang?")
     ['allreduce', 'hang']
@@ -70,7 +70,7 @@ def words_of(text: str) -> list[str]:
 
 
 def stem(word: str) -> str:
-    """The word without the endings of English; rough, but the same on both sides."""
+    """Strip English endings. Rough, but questions and texts are treated alike."""
     word = _SAME.get(word, word)
     for ending in ("ization", "izing", "ized", "izes"):
         if word.endswith(ending):
@@ -85,7 +85,7 @@ def stem(word: str) -> str:
 
 
 def nearest(question: str, most: int = 5) -> list[Near]:
-    """The concepts nearest to a question, the nearest first; none where none fits."""
+    """Return the concepts nearest to a question, nearest first, if any fits."""
     asked = list(dict.fromkeys(words_of(question)))
     index = _index()
     found = [
@@ -100,7 +100,7 @@ def nearest(question: str, most: int = 5) -> list[Near]:
 
 
 def ties(found: list[Near]) -> list[Near]:
-    """Those that are just as near as the first, it included."""
+    """Return the first concept and those that fit as well as it does."""
     return [near for near in found if near.score >= TIE * found[0].score]
 
 
@@ -122,14 +122,14 @@ class _Index:
         )
 
     def covered(self, asked: list[str], name: str) -> float:
-        """The share of the question's weight whose words this concept has.
+        """Return the share of the question's weight that this concept's words cover.
 
-        0 where none of them is in its title or its questions.
+        It is 0 if none of them is in its title or its questions.
         """
         weight = {word: self.rarity.get(word, self.rarest) for word in asked}
         own = self.weights[name]
         if not any(own.get(word, 0.0) >= _WEIGHTS["asks"] for word in asked):
-            return 0.0  # words of its text alone, in passing
+            return 0.0  # only its text mentions them, in passing
         total = sum(weight.values())
         return sum(weight[word] for word in asked if word in own) / max(total, 1e-9)
 

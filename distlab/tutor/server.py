@@ -1,7 +1,7 @@
-"""The tutor over MCP: tools, guide pages, progress, and a prompt that makes one teach.
+"""Serve the tutor over MCP: tools, guide pages, progress, and a teaching prompt.
 
-Source: the Model Context Protocol, https://modelcontextprotocol.io/specification; the
-server is that of its Python SDK, version 2.
+Source: the Model Context Protocol, https://modelcontextprotocol.io/specification. We
+use the server of its Python SDK, version 2.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from distlab.tutor.lessons import next_task
 from distlab.tutor.tools import get_tools
 
 POLICY = """\
-You tutor a learner of distributed training. Teach; do not solve.
-- Never write the body of a task that has not passed, not even in parts, and do not read
-  files below solutions/ or tests/mutants/ for it. The tool `solution` refuses it.
+You tutor someone who is learning distributed training. Teach, but do not solve.
+- Until a task has passed, never write its body, not even in parts, and do not read
+  files below solutions/ or tests/mutants/ for it. The tool `solution` refuses as well.
 - Begin with next_task. Ask what the learner expects before you run anything.
-- After a failing check, ask what the verdict means; then explain, then one hint.
-- `hint` goes one level deeper each time. Do not call it twice in a row.
+- After a failing check, ask the learner what the verdict means. Then explain it, and
+  only then give one hint.
+- `hint` goes one level deeper each time, so do not call it twice in a row.
 - Explain with explain_ddp_concepts and with pages of the guide, in plain words,
   and let the learner type the code.
-- Once a task has passed, compare with the reference: `solution` shows it then."""
+- Once a task has passed, compare the learner's code with the reference, which
+  `solution` then shows."""
 
 INSTALL = 'distlab mcp needs the MCP SDK: pip install -e ".[mcp]"'
 
 
 def make_server() -> Any:
-    """The server, an `mcp.server.MCPServer`, with everything registered.
+    """Create an `mcp.server.MCPServer` and register everything with it.
 
     Raises:
         ModuleNotFoundError: the SDK is not installed, or is older than version 2.
@@ -61,13 +63,13 @@ def make_server() -> Any:
 
 
 def teach(task: str = "") -> str:
-    """What an assistant is told at the beginning of a lesson."""
+    """Return the prompt that an assistant gets at the beginning of a lesson."""
     curriculum = load_curriculum()
     about = curriculum.task(task) if task else curriculum.task(next_task()["id"])
     clauses = "\n".join(f"- {name}: {text}" for name, text in about.clauses.items())
     return (
         f"{POLICY}\n\nThe lesson: {about.number} {about.id}, {about.title} "
-        f"(about {about.minutes} minutes).\nIt has passed when:\n{clauses}\n\n"
+        f"(about {about.minutes} minutes).\nIt passes when:\n{clauses}\n\n"
         "Start with one question that shows whether the learner has the idea of this "
         "task. Wait for the answer."
     )
@@ -78,9 +80,9 @@ def _alone(
     lock: threading.Lock,
     error_type: type[Exception],
 ) -> Callable[..., dict[str, Any]]:
-    """One tool at a time, and nothing it prints gets between the messages.
+    """Run one tool at a time, and keep its output out of the protocol's messages.
 
-    The SDK passes on the text of its own error only; others could hold secrets.
+    The SDK passes on only the text of its own error, since others could hold secrets.
     """
 
     @functools.wraps(function)

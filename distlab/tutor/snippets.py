@@ -1,4 +1,4 @@
-"""What the snippets of the concepts use: n ranks in this process, in virtual time."""
+"""Run n ranks in this process and in virtual time, for the concepts' snippets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def on_ranks(world_size: int, program: Callable[[Comm], T]) -> list[T]:
-    """Run `program(comm)` on simulated ranks; return what each rank returned.
+    """Run `program(comm)` on simulated ranks, and return the result of each rank.
 
     Raises:
-        RuntimeError: the ranks did not finish, or their calls do not fit together: it
-            says what happened, and each rank's call with its line.
+        RuntimeError: the ranks did not finish, or their calls do not match. The message
+            says what happened, and gives each rank's call with its line.
     """
     done = run(_with_comm, world_size, program)
     if done.outcome == "finished" and not any(record.journal for record in done.ranks):
         return list(done.values)
-    # Only where something was sent: loading the grader takes a while.
+    # Load the grader only if a rank sent something, because loading takes a while.
     from distlab.grading.diagnosis import diagnose, diagnose_finished
     from distlab.grading.report import evidence_lines
     from distlab.grading.verdict import NotYetError

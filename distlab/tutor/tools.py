@@ -1,4 +1,4 @@
-"""The tutor's functions as tools: what an agent framework needs to call them."""
+"""Describe the tutor's functions as tools that an agent framework can call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 class Tool(TypedDict):
-    """One tool: `input_schema` is a JSON schema, `callable` takes its properties."""
+    """A tool, whose `callable` takes the properties of the JSON schema."""
 
     name: str
     description: str
@@ -34,7 +34,7 @@ class Tool(TypedDict):
 
 
 def get_tools() -> list[Tool]:
-    """Name, description, JSON schema and callable of each of the tutor's functions."""
+    """Return each of the tutor's functions as a tool."""
     return [
         Tool(
             name=function.__name__,
@@ -47,7 +47,7 @@ def get_tools() -> list[Tool]:
 
 
 def description_of(function: Callable[..., Any]) -> str:
-    """The function's docstring without what it raises."""
+    """Return the function's docstring without its Raises section."""
     text = inspect.getdoc(function) or ""
     return text.partition("\nRaises:")[0].strip()
 

@@ -1,4 +1,4 @@
-"""Real trainings that an assistant can run: n processes, and the same beside one."""
+"""Run real training for an assistant: on n processes, and beside a single one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEN = (
     "replica",
     "distributed-evaluation",
 )
-"""The concepts that every data-parallel training shows."""
+"""The concepts that any data-parallel run illustrates."""
 
 MOST_EPOCHS = 50  # an assistant's mistake should not keep the machine busy for hours
 
@@ -30,11 +30,11 @@ def run_ddp_simulation(
 ) -> dict[str, Any]:
     """Train a small network on real digits, on `world_size` real processes.
 
-    `batch_size` is per rank. Returns status ("finished" or "failed"), message, metrics
-    and concepts; "failed" means that the ranks disagree or did not finish.
+    `batch_size` is per rank. Returns status, message, metrics and concepts. The status
+    is "finished", or "failed" if the ranks disagree or did not finish.
 
     Raises:
-        ValueError: numbers that cannot be; nothing was started.
+        ValueError: a number is impossible, so no process was started.
     """
     config = _config(world_size, epochs, batch_size, lr)
     from distlab.runner import Cluster, RunnerError
@@ -58,12 +58,12 @@ def compare_ddp_vs_single(
 ) -> dict[str, Any]:
     """Train twice, on `world_size` processes and on one, with equal global batches.
 
-    Returns status and message; ddp and single with their metrics; speedup, below 1
-    where one process was faster; the largest difference of two weights; when_to_use
-    and why_a_laptop, in words.
+    Returns status and message, the metrics of both runs as ddp and single, the speedup,
+    which is below 1 if one process was faster, the largest difference between any two
+    weights, and two texts, when_to_use and why_a_laptop.
 
     Raises:
-        ValueError: numbers that cannot be; nothing was started.
+        ValueError: a number is impossible, so no process was started.
     """
     config = _config(world_size, epochs, batch_size, lr)
     from distlab.runner import Cluster, RunnerError
@@ -80,7 +80,7 @@ def compare_ddp_vs_single(
     beside = compare(ranks, single)
     failures = [*ranks.failures(), *beside.failures()]
     concepts = read_concepts()
-    message = "; ".join(failures) or "the same training, up to rounding"
+    message = "; ".join(failures) or "both runs trained the same model, up to rounding"
     return {
         "status": "failed" if failures else "finished",
         "message": message,
@@ -98,7 +98,7 @@ def _config(world_size: int, epochs: int, batch_size: int, lr: float) -> DdpConf
     from distlab.training.ddp_config import Wishes, make_config
 
     if epochs > MOST_EPOCHS:
-        raise ValueError(f"{epochs} epochs: choose at most {MOST_EPOCHS}")
+        raise ValueError(f"{epochs} epochs are too many; choose at most {MOST_EPOCHS}")
     wishes = Wishes(
         world_size=world_size,
         epochs=epochs,
@@ -120,7 +120,7 @@ def _outcome(status: str, message: str, metrics: dict[str, Any]) -> dict[str, An
 
 
 def _metrics(result: DdpResult) -> dict[str, Any]:
-    """Figures of a run, in JSON's types: what is not finite is None."""
+    """Return the metrics of a run in JSON's types, with None for nan and inf."""
     figures = {
         "world_size": result.config.world_size,
         "global_batch_size": result.config.step_size,
