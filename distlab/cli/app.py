@@ -1,4 +1,4 @@
-"""The verbs of `distlab`: names, flags and help. What they do lives beside this file.
+"""Names, flags and help of every verb; the modules beside this file do the work.
 
 Each verb imports its own module when it is called, so that `distlab status` does not
 wait for torch.
@@ -33,36 +33,40 @@ MORE, MAINTAINERS = "More", "Maintainers"
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Distributed training from scratch: build it, break it and see it.",
+    help="Learn distributed training from scratch: build it, break it, watch it run.",
 )
 
-Code = Annotated[str, typer.Option(help="Whose code: mine, reference, or a file.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+Code = Annotated[
+    str, typer.Option(help="Whose code to run: mine, reference, or a file.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
 Ranks = Annotated[
-    list[int] | None, typer.Option("-n", help="Number of ranks; may be repeated.")
+    list[int] | None, typer.Option("-n", help="Number of ranks; can be repeated.")
 ]
 TaskName = Annotated[
-    str, typer.Argument(help="Number, id or name; else the current one.")
+    str, typer.Argument(help="Number, id or name; the current task by default.")
 ]
 
 
 OVERVIEW = """\
-Distributed training from scratch: build it, break it and see it.
+Learn distributed training from scratch: build it, break it, watch it run.
 
-  distlab start     the first quarter of an hour: five screens, your first task
-  distlab watch     a verdict at every save
-  distlab check     a verdict now: on a task (1.4), a phase, the current one
-  distlab hint      a question, then the principle, the steps, nearly the code
-  distlab trace     the last failing run as a picture
-  distlab status    where you are on the path
+  distlab start     take a 15-minute tour that ends at your first task
+  distlab watch     check your code whenever you save
+  distlab check     check a task (1.4), a phase, or the current task now
+  distlab hint      get a question, then the principle, the steps, near-code
+  distlab trace     draw the last failing run
+  distlab status    show how far you've come
 
-  distlab --help    these and the rest: demo, ddp, explain, quiz, hunt, diff …\
+  distlab --help    list all commands: demo, ddp, explain, quiz, hunt, diff …\
 """
 
 
 @app.callback(invoke_without_command=True)
 def overview(context: typer.Context) -> None:
-    """Distributed training from scratch: build it, break it and see it."""
+    """Learn distributed training from scratch: build it, break it, watch it run."""
     if context.invoked_subcommand is None:
         print(OVERVIEW)
         raise typer.Exit(USAGE)
@@ -79,7 +83,7 @@ def main() -> None:
 def verb(
     *names: str, panel: str | None = None
 ) -> Callable[[Callable[P, int]], Callable[P, None]]:
-    """Make a function that returns an exit code a verb, with one sentence per error."""
+    """Turn a function that returns an exit code into a verb that reports errors."""
 
     def register(function: Callable[P, int]) -> Callable[P, None]:
         @functools.wraps(function)
@@ -108,7 +112,7 @@ def verb(
 
 
 def _unread() -> int:
-    """Who reads our output has gone, as `head` does: the shell's code for that."""
+    """Exit as the shell expects when the reader of our output, such as `head`, left."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())  # or Python complains when it ends
     return 128 + signal.SIGPIPE
@@ -133,7 +137,7 @@ def _complain(sentence: str, code: int) -> int:
 
 @verb()
 def start() -> int:
-    """The first quarter of an hour: five screens, two predictions, your first task."""
+    """Take a 15-minute tour: five screens, two predictions, and your first task."""
     from distlab.cli.start import start
 
     return start()
@@ -141,7 +145,7 @@ def start() -> int:
 
 @verb()
 def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
-    """A verdict at every save."""
+    """Check your code whenever you save it."""
     from distlab.cli.watch import watch
 
     return watch(task, worlds=n or [], as_json=as_json)
@@ -150,17 +154,20 @@ def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
 @verb()
 def check(
     tasks: Annotated[
-        list[str] | None, typer.Argument(help="Tasks, as 1.4, or a phase, as 1.")
+        list[str] | None,
+        typer.Argument(help="Tasks, such as 1.4, or a phase, such as 1."),
     ] = None,
-    phase: Annotated[int | None, typer.Option(help="All tasks of a phase.")] = None,
+    phase: Annotated[
+        int | None, typer.Option(help="Check all tasks of a phase.")
+    ] = None,
     code: Code = "mine",
     as_json: Json = False,
     n: Ranks = None,
     seed: Annotated[
-        int | None, typer.Option(help="Repeat a verdict with its numbers.")
+        int | None, typer.Option(help="Repeat a verdict that named this seed.")
     ] = None,
 ) -> int:
-    """A verdict now: on one task, several, a phase, or the current one."""
+    """Check one task, several, a whole phase, or by default the current task."""
     from distlab.cli.check import check
 
     return check(
@@ -171,9 +178,11 @@ def check(
 @verb()
 def hint(
     task: TaskName = "",
-    level: Annotated[int | None, typer.Option(help="1 to 4; else one deeper.")] = None,
+    level: Annotated[
+        int | None, typer.Option(help="1 to 4; one deeper than last time by default.")
+    ] = None,
 ) -> int:
-    """A question; then the principle; then the steps; then near-code."""
+    """Get a hint: first a question, then the principle, the steps, and near-code."""
     from distlab.cli.hint import hint
 
     return hint(task, level=level)
@@ -181,7 +190,7 @@ def hint(
 
 @verb()
 def trace() -> int:
-    """The last failing run as a picture: who sent what, who waits for whom."""
+    """Draw the last failing run: who sent what, and who is waiting for whom."""
     from distlab.cli.trace import trace
 
     return trace()
@@ -190,11 +199,13 @@ def trace() -> int:
 @verb()
 def status(
     all_phases: Annotated[
-        bool, typer.Option("--all", help="Every phase, not only the current one.")
+        bool, typer.Option("--all", help="Show every phase, not only the current one.")
     ] = False,
-    route: Annotated[str, typer.Option(help="ddp, llm or survive: one aim.")] = "",
+    route: Annotated[
+        str, typer.Option(help="Show one route only: ddp, llm or survive.")
+    ] = "",
 ) -> int:
-    """Where you are on the path."""
+    """Show how far you've come and which task is next."""
     from distlab.cli.status import status
 
     return status(all_phases=all_phases, route=route)
@@ -203,17 +214,19 @@ def status(
 @verb(panel=MORE)
 def demo(
     n: Annotated[int, typer.Option("-n", help="Number of ranks.")] = 4,
-    epochs: Annotated[int | None, typer.Option(help="Rounds over the data.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of passes over the data.")
+    ] = None,
     code: Code = "reference",
     as_json: Json = False,
     phase: Annotated[
         int,
         typer.Option(
-            help="1; 2: a model on 2 × 2; 3: your library; 4: a slow rank, a SIGKILL."
+            help="1; 2: 2 × 2 ranks; 3: your library; 4: a slow rank and a SIGKILL."
         ),
     ] = 1,
 ) -> int:
-    """Four processes train on real digits and arrive at one process's weights."""
+    """Train on digits with four processes, and get the same weights as with one."""
     from distlab.cli.demo import demo
 
     return demo(world_size=n, epochs=epochs, code=code, as_json=as_json, phase=phase)
@@ -231,11 +244,11 @@ verb(panel=MORE)(scale)
 @verb(panel=MORE)
 def explain(
     asked: Annotated[
-        str, typer.Argument(help="A name, a question, or a pasted error.")
+        str, typer.Argument(help="A name, a question, or an error that you paste.")
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="List every name.")] = False,
 ) -> int:
-    """A concept, a question, the last verdict, or a pasted error of torch."""
+    """Explain a concept, the last verdict or an error of torch; answer a question."""
     from distlab.cli.explain import explain, piped
 
     return explain(asked or piped(), every=every)
@@ -244,7 +257,10 @@ def explain(
 @verb(panel=MORE)
 def guide(
     name: Annotated[
-        str, typer.Argument(help="A task, as 1.4, or a unit; else the current task.")
+        str,
+        typer.Argument(
+            help="A task, such as 1.4, or a unit; the current task by default."
+        ),
     ] = "",
 ) -> int:
     """Open the page that explains a task."""
@@ -255,7 +271,7 @@ def guide(
 
 @verb(panel=MORE)
 def mcp() -> int:
-    """The tutor as a server for an assistant (MCP over standard input and output)."""
+    """Serve the tutor to an AI assistant (MCP over standard input and output)."""
     from distlab.cli.mcp import mcp
 
     return mcp()
@@ -264,14 +280,16 @@ def mcp() -> int:
 @verb(panel=MORE)
 def quiz(
     phase: Annotated[
-        int, typer.Argument(help="The number of a phase; else the current one.")
+        int, typer.Argument(help="Number of a phase; the current one by default.")
     ] = 0,
     answers: Annotated[
-        str | None, typer.Option(help="All answers, with semicolons; else one by one.")
+        str | None, typer.Option(help="All answers at once, separated by semicolons.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same numbers again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Ask with the same numbers again.")
+    ] = None,
 ) -> int:
-    """The checked questions of a phase; your answers stay here, ungraded."""
+    """Answer a phase's questions; your answers stay on this machine, ungraded."""
     from distlab.cli.quiz import quiz
 
     return quiz(phase, answers=answers, seed=seed)
@@ -279,10 +297,12 @@ def quiz(
 
 @verb(panel=MORE)
 def hunt(
-    milestone: Annotated[str, typer.Argument(help="A milestone, as 1.7.")] = "",
-    line: Annotated[int | None, typer.Option(help="The line that is wrong.")] = None,
+    milestone: Annotated[str, typer.Argument(help="A milestone, such as 1.7.")] = "",
+    line: Annotated[
+        int | None, typer.Option(help="The line that you think is wrong.")
+    ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Before the milestone has passed.")
+        bool, typer.Option("--anyway", help="Hunt before the milestone has passed.")
     ] = False,
     new: Annotated[bool, typer.Option("--new", help="Another one.")] = False,
 ) -> int:
@@ -294,11 +314,13 @@ def hunt(
 
 @verb(panel=MORE)
 def drill(
-    seed: Annotated[int | None, typer.Option(help="The same fault again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Inject the same fault again.")
+    ] = None,
     code: Code = "mine",
     as_json: Json = False,
 ) -> int:
-    """A real training in which something goes wrong: does your 4.12 say what?"""
+    """Break a real training run, and see whether your 4.12 can tell what went wrong."""
     from distlab.cli.drill import drill
 
     return drill(seed=seed, code=code, as_json=as_json)
@@ -306,11 +328,13 @@ def drill(
 
 @verb("score-test", panel=MORE)
 def score_test(
-    name: Annotated[str, typer.Argument(help="A unit, or one of its tasks.")] = "",
-    file: Annotated[str, typer.Option(help="Another file of tests.")] = "",
+    name: Annotated[str, typer.Argument(help="A unit or one of its tasks.")] = "",
+    file: Annotated[
+        str, typer.Option(help="Score the tests in this file instead.")
+    ] = "",
     as_json: Json = False,
 ) -> int:
-    """Write tests, and see which wrong solutions they catch."""
+    """Score your own tests by the wrong solutions that they catch."""
     from distlab.cli.score_test import score_test
 
     return score_test(name, file=file, as_json=as_json)
@@ -320,10 +344,10 @@ def score_test(
 def use(
     side: Annotated[str, typer.Argument(help="mine, reference or auto.")] = "",
     names: Annotated[
-        list[str] | None, typer.Argument(help="Units or tasks; else all.")
+        list[str] | None, typer.Argument(help="Units or tasks; all by default.")
     ] = None,
 ) -> int:
-    """Whose code is used where several units work together."""
+    """Choose whose code runs where several units work together."""
     from distlab.cli.use import use
 
     return use(side, names or [])
@@ -332,13 +356,14 @@ def use(
 @verb(panel=MORE)
 def diff(
     task: Annotated[
-        str, typer.Argument(help="Number, id or name; else the last checked.")
+        str,
+        typer.Argument(help="Number, id or name; the last task checked by default."),
     ] = "",
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Before it has passed.")
+        bool, typer.Option("--anyway", help="Show it even before the task has passed.")
     ] = False,
 ) -> int:
-    """Your function beside the reference's, once it has passed."""
+    """Compare your function with the reference's once it has passed."""
     from distlab.cli.diff import diff
 
     return diff(task, anyway=anyway)
@@ -346,9 +371,9 @@ def diff(
 
 @verb(panel=MORE)
 def update(
-    unit: Annotated[str, typer.Argument(help="A unit; else all.")] = "",
+    unit: Annotated[str, typer.Argument(help="A unit; all by default.")] = "",
 ) -> int:
-    """Carry your code into newer templates; the old files are kept beside them."""
+    """Move your code into newer templates, and keep the old files beside them."""
     from distlab.cli.update import update
 
     return update(unit)
@@ -357,10 +382,10 @@ def update(
 @verb(panel=MORE)
 def calibrate(
     out: Annotated[str, typer.Option(help="Where to write the table.")] = "",
-    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="How many seconds to measure.")] = 20.0,
     as_json: Json = False,
 ) -> int:
-    """Measure this machine's link for the simulator, and how well it then predicts."""
+    """Measure this machine's link for the simulator, then test its predictions."""
     from distlab.cli.calibrate import calibrate
 
     return calibrate(out=out, seconds=seconds, as_json=as_json)
@@ -369,11 +394,12 @@ def calibrate(
 @verb(panel=MORE)
 def doctor(
     ranks: Annotated[
-        int | None, typer.Option(help="Only: do so many ranks talk to each other?")
+        int | None,
+        typer.Option(help="Only test whether N ranks can talk to each other."),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Whether this machine can run the course, and if not, why."""
+    """Find out whether this machine can run the course and, if it can't, why."""
     if ranks is not None:
         from distlab.cli.doctor_ranks import doctor_of_ranks
 
@@ -387,7 +413,7 @@ def doctor(
 def reset(
     unit: Annotated[str, typer.Argument(help="A unit, such as collectives.")] = "",
 ) -> int:
-    """Start a unit's file over; the old file is kept beside it."""
+    """Start a unit's file over, and keep the old file beside it."""
     from distlab.cli.reset import reset
 
     return reset(unit)

@@ -1,4 +1,4 @@
-"""`distlab bench NAME`: measure a figure; what is measured lives in `benchmarks/`."""
+"""`distlab bench NAME`: run one of the benchmarks in `benchmarks/`."""
 
 from __future__ import annotations
 
@@ -43,18 +43,22 @@ def bench(
     known = names(root)
     if name not in known:
         raise ValueError(
-            f"no benchmark is called {name!r}; there is {', '.join(known)}"
+            f"no benchmark is called {name!r}; choose one of {', '.join(known)}"
         )
     if corpus and name != "sim":
-        raise ValueError(f"{name} has no corpus, only sim has")
+        raise ValueError(f"{name} has no corpus; only sim has one")
     if min_efficiency is not None and name != "scaling":
-        raise ValueError(f"{name} has no efficiency, only scaling has")
+        raise ValueError(f"{name} has no efficiency; only scaling has one")
     path = root / "benchmarks" / f"{name}.py"
     command = [sys.executable, "-m", "distlab.cli.benched", str(path)]
     command += ["--json"] * as_json + ["--corpus"] * corpus
     if min_efficiency is not None:
         command += ["--min-efficiency", str(min_efficiency)]
-    sign = "" if as_json else f"measuring {name}; minutes, best on a quiet machine"
+    sign = (
+        ""
+        if as_json
+        else f"measuring {name}; this takes minutes and needs a quiet machine"
+    )
     if sign:
         show([("dim", sign)])
     become_subreaper()

@@ -42,7 +42,7 @@ def calibrate(
     path = _writable(Path(out) if out else _own_file())
     problem = _no_loopback()
     if problem:
-        warn(f"no connection to 127.0.0.1: {problem}; a firewall or sandbox forbids it")
+        warn(f"can't connect to 127.0.0.1: {problem}; is a firewall in the way?")
         return HARNESS
     if not as_json:
         show([("dim", f"measuring for about {seconds:g} s; keep this machine quiet")])
@@ -54,7 +54,9 @@ def calibrate(
         with sign, Cluster(preload=(TRAINS,)) as cluster:
             found = measure(cluster, seconds, plan=plan)
     except RunnerError as error:
-        warn(f"the processes did not finish: {error}; `{command('doctor')}` may know")
+        warn(
+            f"the processes did not finish: {error}; `{command('doctor')}` may know why"
+        )
         return HARNESS
     _save(found, path)
     if as_json:
@@ -92,10 +94,10 @@ def _own_file() -> Path:
         folder = Progress(find_root()).folder
         folder.mkdir(parents=True, exist_ok=True)
     except CurriculumError as error:
-        raise ValueError(f"{error}; or say where to write: --out FILE") from None
+        raise ValueError(f"{error}; or choose a file with --out FILE") from None
     except OSError as error:
         raise ValueError(
-            f"{shown(folder)} cannot be written: {error.strerror}; choose --out FILE"
+            f"can't write {shown(folder)}: {error.strerror}; choose a file with --out"
         ) from None
     return folder / LINK_FILE
 
@@ -109,20 +111,20 @@ def _writable(path: Path) -> Path:
     from distlab.sim.net.piecewise import Piecewise
 
     if path.exists() and not path.is_file():
-        raise ValueError(f"{shown(path)} is no file: name one, as in laptop.json")
+        raise ValueError(f"{shown(path)} isn't a file; name one, such as laptop.json")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise ValueError(
-            f"{shown(path)} cannot be written: {error.strerror}; choose another --out"
+            f"can't write {shown(path)}: {error.strerror}; choose another --out"
         ) from None
     if path.exists() and path.stat().st_size:
         try:
             Piecewise.load(path)
         except ValueError:
             raise ValueError(
-                f"{shown(path)} is there and is no link table: choose another --out"
+                f"{shown(path)} exists and isn't a link table; choose another --out"
             ) from None
     return path
 
@@ -193,8 +195,11 @@ def proof_lines(found: Calibration) -> list[tuple[str, str]]:
     head = "".join(f"{size_words(size):>10}" for size in sizes)
     return [
         ("", ""),
-        ("", "  error of the simulator's predictions, by size; the table that it uses"),
-        ("", "  holds neither these algorithms nor these sizes"),
+        (
+            "",
+            "  error of the simulator's predictions by size; its table has neither",
+        ),
+        ("", "  these algorithms nor these sizes"),
         ("", ""),
         ("dim", f"  {'ranks':>5}  {'algorithm':<20}{head}"),
         *(
@@ -226,15 +231,15 @@ def _end(found: Calibration, path: Path) -> list[tuple[str, str]]:
     if more:
         errors = ", ".join(f"{_percent(found.mean_err_of(n))} with {n}" for n in more)
         turns = (
-            f"; this machine has {found.cores} cores, and what taking turns on them "
-            "costs is in no table"
+            f"; this machine has {found.cores} cores, and no table accounts for the "
+            "cost of taking turns on them"
         )
         crowded = max(more) > found.cores
         lines.append(f"mean error {errors}: shown only{turns if crowded else ''}")
     if found.unrest > _RESTLESS:
         lines.append(
             "this machine was busy: half of the rounds took "
-            f"{_percent(found.unrest)} longer than those that count; try again when it "
+            f"{_percent(found.unrest)} longer than those we count; try again when it "
             "is quiet"
         )
     net = shlex.quote(f"table:{shown(path)}")

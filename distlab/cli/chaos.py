@@ -1,4 +1,4 @@
-"""`distlab chaos`: faults in a real training run, and what became of it."""
+"""`distlab chaos`: inject faults into a real training run, and report the outcome."""
 
 from __future__ import annotations
 
@@ -22,29 +22,35 @@ ALL_GOOD, DEFECT = 0, 1
 BEGIN, END = "<!-- distlab chaos --docs -->\n", "<!-- end of chaos -->\n"
 MOST_RANKS = 4
 _Only = Annotated[
-    str, typer.Option(help="Cells whose id contains this: kill-rank-0@save/restart.")
+    str,
+    typer.Option(
+        help="Run cells whose id contains this, as in kill-rank-0@save/restart."
+    ),
 ]
 
 
 def chaos(
     only: _Only = "",
-    seed: Annotated[int, typer.Option(help="Draws ranks and steps.")] = 0,
-    code: Annotated[str, typer.Option(help="Whose units: mine, reference.")] = (
-        "reference"
-    ),
+    seed: Annotated[int, typer.Option(help="Seed that picks ranks and steps.")] = 0,
+    code: Annotated[
+        str, typer.Option(help="Whose units to run: mine or reference.")
+    ] = ("reference"),
     n: Annotated[int, typer.Option("-n", help="Number of ranks, 2 to 4.")] = 3,
-    html: Annotated[str, typer.Option(help="Where to write the page.")] = "",
+    html: Annotated[str, typer.Option(help="Write the page to this file.")] = "",
     out: Annotated[
-        str, typer.Option(help="Where to keep the JSON; what it has is not played.")
+        str,
+        typer.Option(
+            help="Keep the JSON here, and skip the cells that it already has."
+        ),
     ] = "",
     docs: Annotated[
-        str, typer.Option(help="Only put the JSON of this file into docs/chaos.md.")
+        str, typer.Option(help="Only put this file's JSON into docs/chaos.md.")
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object, nothing else.")
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> int:
-    """Kill, freeze, starve and cut off a real training: does it end as if unbroken?"""
+    """Kill, freeze, starve and cut off a real training, and check how it ends."""
     if docs:
         return write_docs(Path(docs))
     from distlab.chaos.campaign import Player, campaign_of
@@ -84,7 +90,7 @@ def _play_aloud(
     lines = (
         f"{processes(setting.num_ranks)} train on the digits: {setting.num_steps} "
         f"steps, a checkpoint every {setting.save_every}.",
-        f"In each of {len(cells)} runs something goes wrong. About "
+        f"Something goes wrong in each of {len(cells)} runs, which take about "
         f"{_minutes(len(cells))} min on a quiet machine.",
         "",
     )

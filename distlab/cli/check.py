@@ -101,7 +101,7 @@ def check_code(code: str) -> None:
         ValueError: it is neither mine nor reference nor a file.
     """
     if code not in ("mine", "reference") and not Path(code).is_file():
-        raise ValueError(f"--code is mine, reference or a file; {code!r} is none")
+        raise ValueError(f"--code {code!r}: choose mine, reference or a file")
 
 
 def chosen(
@@ -116,7 +116,7 @@ def chosen(
         ValueError: an unknown name, or names as well as a phase.
     """
     if names and phase is not None:
-        raise ValueError("a phase or tasks: not both")
+        raise ValueError("name a phase or tasks, not both")
     if phase is not None:
         return curriculum.tasks_of(phase)
     if names:
@@ -151,8 +151,10 @@ def _in_file(
         return own or others
     named, known = shown(Path(code)), ", ".join(units)
     if not others:
-        raise ValueError(f"{named} has no function of any task of the course")
-    raise ValueError(f"{named} has no function of these tasks; it is about {known}")
+        raise ValueError(
+            f"{named} defines no function that a task of the course asks for"
+        )
+    raise ValueError(f"{named} defines no function of these tasks, only of {known}")
 
 
 def remember(
@@ -174,7 +176,9 @@ def what_helps(
     """A dim line or two on what to type after a verdict."""
     if verdict.status == "pass" and worlds:
         counts = command(f"check {verdict.number}")
-        return [("dim", f"  it counts once it passes with all numbers: {counts}")]
+        return [
+            ("dim", f"  it counts once it passes with every number of ranks: {counts}")
+        ]
     if verdict.status == "pass":
         return next_task(curriculum, progress, verdict.id)
     if verdict.status == "fail":
@@ -200,7 +204,7 @@ def next_task(
     passed = {*passed_tasks(curriculum, progress), task_id}
     task = path.next_task(curriculum, progress, {task_id})
     if task is None:
-        return [*lines, ("dim", "  all tasks that there are so far have passed")]
+        return [*lines, ("dim", "  you have passed all the tasks")]
     verdict, _ = look_at(curriculum, task, "mine")
     word = "next, optional" if task.stretch else "next"
     head = f"{word}: {task.number} {task.title}, about {task.minutes} min"

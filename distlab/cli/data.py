@@ -18,15 +18,15 @@ Row = tuple[str, str]
 _NAMED = 10  # of each kind, without --all
 _WIDE = 16
 _OTHER_KINDS = {
-    "empty class": "a class without an image: it is never learned",
-    "missing class": "train has this class, this split does not",
-    "unknown class": "train has no such class: its images have no number",
-    "unknown suffix": "a file whose name is not an image's: not used",
-    "damaged shard": "what follows the damage is lost",
-    "no class": "a sample whose .cls is missing or is no number: not used",
-    "no image": "a sample without an image: not used",
-    "several images": "a sample with several images, with no way to choose: not used",
-    "not a file": "a link or a sparse file in a shard: not used",
+    "empty class": "a class without an image, which can't be learned",
+    "missing class": "a class that train has and this split doesn't",
+    "unknown class": "a class that train lacks, so its images have no label",
+    "unknown suffix": "a file whose name isn't an image's; not used",
+    "damaged shard": "everything after the damage is lost",
+    "no class": "a sample whose .cls is missing or not a number; not used",
+    "no image": "a sample without an image; not used",
+    "several images": "a sample with several images and no way to choose; not used",
+    "not a file": "a link or a sparse file in a shard; not used",
     "no images": "the split cannot be used",
 }
 
@@ -57,7 +57,7 @@ def check(
         ValueError: there is nothing to check.
     """
     if num_workers < 1:
-        raise ValueError(f"--workers is {num_workers}; at least one process decodes")
+        raise ValueError(f"--workers {num_workers}: choose at least 1")
     with waiting(f"decoding {folder}", quiet=as_json):
         reports = check_folder(folder, num_workers=num_workers)
     num_problems = sum(len(report.problems) for report in reports.values())
@@ -86,4 +86,4 @@ def _lines(split: str, report: SplitReport, *, every: bool) -> Iterator[Row]:
             why = f": {problem.why}" if problem.why else ""
             yield "", printable(f"      {problem.name}{why}")
         if not every and count > _NAMED:
-            yield "dim", f"      and {count - _NAMED:,} more: --all names them"
+            yield "dim", f"      and {count - _NAMED:,} more; --all names them"

@@ -33,7 +33,7 @@ _IS_MANIFEST = re.compile(r"step-\d+\.json").fullmatch
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be done round the training; `rate` is what one rank costs an hour."""
+    """What to do around the training; `rate` is the cost of one rank per hour."""
 
     data_dir: Path | None = None
     may_download: bool = False
@@ -79,7 +79,7 @@ def ddp(wishes: Wishes, order: Order) -> int:
 
 def _check(order: Order) -> None:
     if order.track not in _TRACKERS:
-        raise ValueError(f"--track {order.track}: there is mlflow")
+        raise ValueError(f"--track {order.track}: choose mlflow")
     if not 0 <= order.rate < math.inf:
         raise ValueError(
             f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
@@ -99,22 +99,22 @@ def _check_checkpoints(order: Order) -> None:
     if folder is None:
         if order.resume or every is not None:
             flag = "--resume" if order.resume else "--checkpoint-every"
-            raise ValueError(f"{flag} needs the folder: --checkpoint DIR")
+            raise ValueError(f"{flag} needs --checkpoint DIR")
         return
     if every is not None and every < 1:
         raise ValueError(f"--checkpoint-every {every}: choose at least 1 step")
     try:  # Path.glob takes a folder that it can't list for an empty one
         names = os.listdir(folder) if os.path.lexists(folder) else []
     except NotADirectoryError:
-        raise ValueError(f"--checkpoint {folder} is a file: name a folder") from None
+        raise ValueError(f"--checkpoint {folder} is a file; name a folder") from None
     except OSError as error:
         raise ValueError(
             f"--checkpoint {folder} cannot be listed: {error.strerror}"
         ) from error
     if not order.resume and any(map(_IS_MANIFEST, names)):
         raise ValueError(
-            f"--checkpoint {folder} has checkpoints of another training: --resume "
-            "continues it, or name another folder"
+            f"--checkpoint {folder} has checkpoints of another training; pass --resume "
+            "to continue it, or name another folder"
         )
 
 
@@ -185,7 +185,7 @@ class _Training:
         most, rate = self._order.max_cost, self._order.rate
         if self._order.as_json and most is None:
             return
-        with waiting("measuring what start and messages take"):
+        with waiting("measuring how long the start and messages take"):
             probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
         if most is not None and expected.cost(rate) > most:
@@ -205,7 +205,7 @@ class _Training:
 
         if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
             return []  # the line of the code says it, or there is nothing to say
-        return ["  evaluate  by the reference, until you have written task 1.13"]
+        return ["  evaluate  the reference's, until you have written task 1.13"]
 
     def _probe(self, cluster: Cluster) -> Probe | None:
         """What start and messages take; nothing where the ranks cannot say it."""
@@ -237,7 +237,7 @@ class _Training:
         ):
 
             def on_shards(shards: list[Shard], steps: int) -> None:
-                head = "the first of its samples, of the shuffle of epoch 1"
+                head = "its first samples in the shuffle of epoch 1"
                 bars.say("", *shard_table(shards, head=head))
                 bars.begin(steps)
 
@@ -315,7 +315,7 @@ class _Training:
             return 11
         warn(
             f"the ranks did not finish: {error}; "
-            f"`{command('check 1.11')}` looks at it closely"
+            f"`{command('check 1.11')}` tells you more"
         )
         return 1
 
@@ -347,7 +347,7 @@ class _Training:
         try:
             save_model(result, self._order.save)
         except OSError as error:
-            warn(f"the training is done, but its model could not be saved: {error}")
+            warn(f"the training is done, but we couldn't save its model: {error}")
             return False
         return True
 
@@ -363,7 +363,7 @@ class _Training:
             )
         except Exception as error:  # MLflow's, SQLAlchemy's or the network's
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            warn(f"the training is done, but MLflow did not take it: {first}")
+            warn(f"the training is done, but MLflow refused it: {first}")
             return None
 
 

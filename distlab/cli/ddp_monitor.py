@@ -107,7 +107,7 @@ class Monitoring:
         try:
             write_autopsy(self._folder, reason, lines)
         except OSError as error:
-            warn(f"the autopsy could not be written into the monitor folder: {error}")
+            warn(f"couldn't write the autopsy to the monitor folder: {error}")
 
     def after(self) -> list[str]:
         """What to look at now."""
@@ -116,7 +116,7 @@ class Monitoring:
             traces = sorted(self._profile.glob("*.trace.json"))
             lines.append(
                 f"  profile   {len(traces)} traces in {self._order.folder}/profile: "
-                "https://ui.perfetto.dev opens them"
+                "open them in https://ui.perfetto.dev"
             )
         return lines
 

@@ -59,7 +59,7 @@ def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[
 def _step(expected: Estimate) -> str:
     own = duration(expected.step_s)
     if expected.messages_s is None:
-        return f"{own} for the step itself; messages come on top"
+        return f"{own} for the step itself, plus its messages"
     messages = duration(expected.messages_s)
     return f"{own} for the step itself and {messages} for its messages"
 
@@ -68,8 +68,8 @@ def _left_out(config: DdpConfig) -> list[str]:
     if config.global_batch_size % config.world_size == 0:
         return []
     return [
-        f"            of {config.global_batch_size}: fit takes equally many on each "
-        "rank, the rest is left out"
+        f"            of {config.global_batch_size}, because fit takes equally many on "
+        "each rank and leaves out the rest"
     ]
 
 
@@ -134,7 +134,7 @@ def _figures(result: DdpResult, rate: float) -> list[str]:
         f"              at {_rate(rate)}",
         f"  throughput  {result.throughput:,.0f} samples a second, all ranks together",
         *wrapped(f"weights     {weights}", "  ", " " * 12),
-        f"  data        {100 * result.data_wait:.0f} % of the ranks' time went into "
+        f"  data        the ranks spent {100 * result.data_wait:.0f} % of their time "
         "waiting for it",
     ]
     if config.world_size > 1:
@@ -160,7 +160,7 @@ def _pace(beside: Beside) -> list[str]:
     return [
         f"  The ranks took {times(1 / beside.speedup)} as long as one process: on one "
         "machine they",
-        "  share its cores, and messages come on top. It pays where each has its own.",
+        "  share its cores and also send messages. It pays if each has its own.",
     ]
 
 
@@ -173,17 +173,17 @@ def _rounding(result: DdpResult, beside: Beside) -> list[str]:
     if beside.tolerance is None:
         return [
             *differ,
-            f"  {result.config.optimizer} divides a gradient by its own size: where it "
+            f"  {result.config.optimizer} divides a gradient by its own size. Where it "
             "is nearly zero,",
-            "  rounding turns the step round. So nothing is concluded from this.",
+            "  rounding can reverse the step. We therefore conclude nothing from this.",
         ]
     digits = "16" if result.weights[0].element_size() > 4 else "7"
     return [
         *differ,
-        f"  That is rounding: up to {beside.tolerance:.0e} in the first step, because "
+        f"  That is rounding, up to {beside.tolerance:.0e} in the first step, because "
         "a batch in parts",
-        f"  is added up in another order and numbers have {digits} digits here. Each "
-        "step hands",
+        f"  is added up in another order and numbers have {digits} digits. Each "
+        "step passes",
         "  it on to the next, so it grows.",
     ]
 
@@ -191,12 +191,12 @@ def _rounding(result: DdpResult, beside: Beside) -> list[str]:
 def _concepts(result: DdpResult) -> list[str]:
     if result.config.world_size == 1:
         return [
-            "  One process has no other rank to agree with: "
-            f"{command('ddp -n 2')} shows what this is about."
+            "  One process has no other rank to agree with. To see what this is about: "
+            f"{command('ddp -n 2')}"
         ]
     rows = [f"    {seen:<44}{slug}" for seen, slug in CONCEPTS]
     return [
-        "  What you have just seen. What it is like without, says",
+        "  You have just seen these. To learn what goes wrong without one, type",
         f"  {command('explain NAME')}",
         *rows,
     ]
@@ -204,7 +204,7 @@ def _concepts(result: DdpResult) -> list[str]:
 
 def _tracked(tracked: Tracked) -> list[str]:
     return [
-        f"  MLflow has it: experiment {tracked.experiment}, run {tracked.run_id}",
+        f"  MLflow logged it: experiment {tracked.experiment}, run {tracked.run_id}",
         f"  mlflow ui --backend-store-uri {shlex.quote(tracked.uri)}",
     ]
 

@@ -1,4 +1,4 @@
-"""The flags of `distlab ddp`."""
+"""Flags of `distlab ddp`."""
 
 from __future__ import annotations
 
@@ -8,107 +8,111 @@ from typing import Annotated
 import typer
 
 Ranks = Annotated[int, typer.Option("-n", "--world-size", help="Number of ranks.")]
-Epochs = Annotated[int | None, typer.Option(help="Rounds over the data.")]
+Epochs = Annotated[int | None, typer.Option(help="Number of passes over the data.")]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Samples of one rank in a step; or see the next.")
+    int | None,
+    typer.Option(help="Samples per step on each rank; excludes --global-batch-size."),
 ]
 GlobalBatchSize = Annotated[
-    int | None, typer.Option(help="Samples of all ranks together in a step.")
+    int | None, typer.Option(help="Samples per step, over all ranks together.")
 ]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Scaling = Annotated[
     str,
     typer.Option(
         "--lr-scaling",
-        help="How it grows with the ranks: none, linear or sqrt; with --batch-size.",
+        help="With --batch-size, scale the learning rate: none, linear or sqrt.",
     ),
 ]
 Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
-Momentum = Annotated[float | None, typer.Option(help="Of sgd.")]
-WeightDecay = Annotated[float, typer.Option(help="Pull of the weights towards 0.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum of sgd.")]
+WeightDecay = Annotated[float, typer.Option(help="Strength of the weight decay.")]
 Dataset = Annotated[
     str,
     typer.Option(
-        help="digits (nothing to download), mnist, fashion-mnist, or idx: four such "
+        help="digits (needs no download), mnist, fashion-mnist, or idx for four such "
         "files of your own."
     ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="The folder of the four files, plain or .gz.")
+    Path | None, typer.Option(help="The folder with the four files, plain or .gz.")
 ]
 Download = Annotated[
-    bool, typer.Option("--download", help="Fetch the files that are not here yet.")
+    bool, typer.Option("--download", help="Download the files that are missing.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Code = Annotated[
     list[str] | None,
     typer.Option(
-        help="Whose loader and fit: reference, mine, a file; repeatable. Without it "
-        "what `distlab use` shows."
+        help="Whose loader and fit to use: reference, mine, or a file; repeatable. By "
+        "default, `distlab use` decides."
     ),
 ]
-Track = Annotated[str, typer.Option(help="mlflow: write the run down.")]
+Track = Annotated[str, typer.Option(help="Where to log the run: mlflow.")]
 Rate = Annotated[
-    float, typer.Option("--cost-per-worker-hour", help="What one rank costs an hour.")
+    float, typer.Option("--cost-per-worker-hour", help="Cost of one rank per hour.")
 ]
 MaxCost = Annotated[
-    float | None, typer.Option(help="Don't begin if it is expected to cost more.")
+    float | None, typer.Option(help="Don't start if the estimate is above this.")
 ]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="The same by one process, side by side.")
+    bool, typer.Option("--compare", help="Also train with one process and compare.")
 ]
-Seed = Annotated[int, typer.Option(help="Of the weights and of the shuffle.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights and the shuffle.")]
 MonitorFolder = Annotated[
     Path | None,
     typer.Option(
-        "--monitor", help="A new folder for the records of all ranks, as JSON lines."
+        "--monitor", help="Write all ranks' records, as JSON lines, to this new folder."
     ),
 ]
 Also = Annotated[
     list[str] | None,
     typer.Option(
-        help="More places for them: tensorboard, prometheus or prometheus:PORT; "
-        "repeatable."
+        help="Also send them to tensorboard, prometheus or prometheus:PORT; "
+        "can be repeated."
     ),
 ]
 LogEvery = Annotated[
     int | None,
-    typer.Option("--log-every-n-steps", help="Steps in one record; 10 if not given."),
+    typer.Option(
+        "--log-every-n-steps", help="Write a record every N steps; 10 by default."
+    ),
 ]
 Profile = Annotated[
     bool,
     typer.Option(
-        "--profile", help="Also a torch.profiler trace of three steps of each rank."
+        "--profile", help="Also trace three steps of each rank with torch.profiler."
     ),
 ]
 HangAfter = Annotated[
     float | None,
     typer.Option(
         "--hang-after",
-        help="End the run, and say where each rank is, when no rank has done anything "
-        "for so many seconds. With --monitor 600, else never.",
+        help="If no rank does anything for this many seconds, end the run and show "
+        "where each rank was. 600 with --monitor, otherwise never.",
     ),
 ]
 Save = Annotated[
-    Path | None, typer.Option("--save", help="A file for the final model's weights.")
+    Path | None,
+    typer.Option("--save", help="Write the final model's weights to this file."),
 ]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="A folder for checkpoints: one after each epoch."
+        "--checkpoint", help="Write checkpoints to this folder, one after each epoch."
     ),
 ]
 CheckpointEvery = Annotated[
     int | None,
-    typer.Option("--checkpoint-every", help="Save after so many steps instead."),
+    typer.Option("--checkpoint-every", help="Save every N steps instead."),
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
-        "--resume", help="Continue from the newest checkpoint that is complete."
-    ),
+    typer.Option("--resume", help="Continue from the newest complete checkpoint."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
 
 
 def ddp(
@@ -142,7 +146,7 @@ def ddp(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """A whole data-parallel training: shards, cost, accuracy, digests, MLflow."""
+    """Run a whole data-parallel training: shards, cost, accuracy, digests, MLflow."""
     from distlab.cli.ddp import Order, ddp
     from distlab.cli.ddp_monitor import MonitorOrder
     from distlab.training.ddp_config import Wishes

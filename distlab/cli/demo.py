@@ -55,7 +55,7 @@ def demo(
         raise ValueError(f"{epochs} epochs: choose at least 1")
     say = say_nothing if as_json else say_aloud
     say(
-        f"{processes(world_size)} learn to read handwritten digits together; then one "
+        f"{processes(world_size)} learn to read handwritten digits together. Then one "
         "process does\nthe same alone. Do they end with the same weights?\n"
     )
     from distlab.runner import RunnerError
@@ -96,7 +96,7 @@ def _later_phase(
     if world_size != _MESH_RANKS or epochs is not None:
         what = {2: "2 × 2 ranks", 4: "64 simulated ranks, 3 real ones"}[phase]
         raise ValueError(
-            f"the demo of phase {phase} has {what} and no epochs to choose"
+            f"the demo of phase {phase} always has {what} and ignores epochs"
         )
     if phase == 2:
         return demo_mesh(code=code, as_json=as_json)
@@ -118,7 +118,7 @@ def _demo_phase4(code: str, as_json: bool) -> int:
 def _who_knows(code: str) -> str:
     if code == "reference":
         return f"`{command('doctor')}` may know why"
-    return f"`{command('check --phase 1')}` says what is not finished yet"
+    return f"`{command('check --phase 1')}` tells you what isn't finished yet"
 
 
 def _on_ranks(
@@ -159,7 +159,7 @@ def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
     if on_ranks.config.world_size > 1:
         share = 100 * on_ranks.communication
         say_aloud(
-            f"  {share:.0f} % of the ranks' time went into messages, "
+            f"  The ranks spent {share:.0f} % of their time on messages, "
             f"{kilobytes(on_ranks.step_bytes)} from each rank per step.",
             "",
         )
@@ -179,7 +179,7 @@ def _proven(on_ranks: DigitsResult, proof: Proof) -> list[tuple[str, str]]:
     if on_ranks.config.world_size == 1:
         held = f"  {steps} the weights"
     else:
-        held = f"  {steps} all {_ranks(on_ranks)} hold the very same weights. They"
+        held = f"  {steps} all {_ranks(on_ranks)} have exactly the same weights. They"
     if proof.difference == 0:
         return [("", f"{held} are those of one process, bit for bit.")]
     apart = f"{proof.difference:.1e}"

@@ -81,7 +81,7 @@ def demo_mesh(
 def _who_knows(code: str) -> str:
     if code == "reference":
         return f"`{command('doctor')}` may know why"
-    return f"`{command('check --phase 2')}` says what is not finished yet"
+    return f"`{command('check --phase 2')}` tells you what isn't finished yet"
 
 
 def _whose(units: Mapping[str, Choice]) -> list[str]:
@@ -201,7 +201,7 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     say_aloud(
         f"  In {num_steps} steps, every loss of every rank is within {worst:.1e} of",
         f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference",
-        "  is rounding: the sums have another order.",
+        "  is rounding, because the sums are added in another order.",
         "",
     )
     if code == "reference":

@@ -22,7 +22,7 @@ _IN_A_ROW = 8
 _WHAT = {
     "stragglers": "the slow rank",
     "desynchronized": "the replica that differs",
-    "nan_origin": "where the nan came up",
+    "nan_origin": "where the nan came from",
 }
 
 
@@ -57,7 +57,7 @@ def search(
     try:
         choice = _chosen(code)
     except _UnfinishedError as error:
-        warn(f"{error}; `{command('check --phase 4')}` says what is missing")
+        warn(f"{error}; `{command('check --phase 4')}` tells you what's missing")
         return 1, {}
     seed = random.randrange(1 << 30) if seed is None else seed
     with Cluster(preload=(phase4_rank.__name__,)) as cluster:
@@ -93,7 +93,9 @@ def _chosen(code: str) -> Choice:
         for part in choice.parts:
             is_lent = part.whose == "reference" and part.why != "as set"
             if part.task in TASKS and is_lent:
-                raise _UnfinishedError(f"{part.number} {part.task} is not written yet")
+                raise _UnfinishedError(
+                    f"you haven't written {part.number} {part.task} yet"
+                )
         return choice
     try:
         source = read_source(curriculum, curriculum.units["monitoring"], code)
@@ -115,8 +117,8 @@ def _tell(done: Search, *, is_own: bool) -> None:
     ]
     shortest = waits.index(min(waits))
     lines += [
-        f"  Rank {shortest} communicates least: it comes last, and the others wait for",
-        f"  it. Its own part takes {own[shortest]:.0f} ms, theirs "
+        f"  Rank {shortest} communicates least, because it is last and the others wait",
+        f"  for it. Its own part takes {own[shortest]:.0f} ms, theirs "
         f"{sorted(own)[len(own) // 2]:.0f} ms.",
         "",
     ]

@@ -24,10 +24,10 @@ TASKS = tuple(f"{UNIT}.{name}" for name in ("save", "load", "full_state"))
 CELLS = ("kill-worker@{}/restart", "kill-rank-0@{}/restart")
 _LOOK_S = 0.1
 _WHAT = {
-    "detect and stop": "it is noticed, and the other two are stopped",
+    "detect and stop": "the launcher notices, and stops the other two",
     "start": "three new processes import torch",
     "rendezvous": "they find each other",
-    "restore": "the checkpoint is read, checked and loaded",
+    "restore": "they read, check and load the checkpoint",
     "first step": "the next step",
 }
 
@@ -48,7 +48,7 @@ def demo_recovery(
     if not quiet:
         lines = (
             "Now three real processes train on handwritten digits, with a checkpoint",
-            "every 4 steps. One of them gets SIGKILL: it can save nothing any more.",
+            "every 4 steps. One of them gets SIGKILL, so it can't save anything more.",
             "",
         )
         show([("plain", line) for line in lines])
@@ -133,7 +133,7 @@ def _follow(folder: Path, is_over: threading.Event) -> None:
                 text = f"start {number}: all ranks train, {text}"
                 events.append((line["t"], f"start {number}", text, "plain"))
             if line["what"] == "ended" and line["rank"] == 0:
-                text = f"step {line['step']}: the end; weights {line['weights']}"
+                text = f"step {line['step']}: finished; weights {line['weights']}"
                 events.append((line["t"], "ended", text, "plain"))
         for t, key, text, style in sorted(events):
             tell(key, t, text, style)
@@ -159,12 +159,12 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
     lines += [
         (
             "plain",
-            f"  {result.recovery_s:7.2f} s  in all; {steps} had to be done again",
+            f"  {result.recovery_s:7.2f} s  in all; {steps} had to be repeated",
         ),
         ("", ""),
         ("pass", "  It is the same training."),
         ("plain", "  The same run without a kill ends with the weights"),
-        ("plain", f"  {_weights(unbroken)}: the same, bit for bit."),
+        ("plain", f"  {_weights(unbroken)}, which are the same, bit for bit."),
         ("", ""),
     ]
     if is_own:
@@ -173,7 +173,7 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
     else:
         own = command("demo --phase 4 --code mine")
         lines.append(("plain", f"  With your own checkpoints (4.3–4.5): {own}"))
-    lines.append(("plain", f"  Every other fault: {command('chaos')}"))
+    lines.append(("plain", f"  Try every other fault: {command('chaos')}"))
     show(lines)
 
 
@@ -197,7 +197,7 @@ def _missing() -> Part | None:
 def _not_yet(part: Part) -> tuple[str, ...]:
     """What the demo goes on with when the tasks 4.3 to 4.5 are written."""
     return (
-        "  The second half kills a process, and goes on with your own checkpoints",
-        f"  (4.3–4.5). Still to write: {part.number} {part.task}.",
+        "  The second half kills a process, and continues with your own checkpoints",
+        f"  (4.3–4.5). You still have to write {part.number} {part.task}.",
         f"  Next: {command(f'check {part.number}')}",
     )

@@ -53,11 +53,18 @@ def diff(name: str = "", *, anyway: bool = False, width: int | None = None) -> i
             if entry.get("passed")
             else "has not passed yet"
         )
-        warn(f"{task.number} {how}; to look all the same: {look}")
+        warn(f"{task.number} {how}; to look anyway: {look}")
         return FAILED
     mine, reference = _both(curriculum, task)
     if mine == reference:
-        show([("plain", f"{task.number} {task.id}: yours is the reference's")])
+        show(
+            [
+                (
+                    "plain",
+                    f"{task.number} {task.id}: yours is identical to the reference's",
+                )
+            ]
+        )
         return 0
     width = width or shutil.get_terminal_size().columns
     is_wide = width >= 2 * _SIDE + 3

@@ -29,7 +29,9 @@ FEWEST_FILES = 256  # macOS's default, and enough for the course's eight ranks
 LEAST_MEMORY_GIB = 1.0  # four spawned ranks with torch, where fork is not to be had
 HOST_NAME_BOUND_S = 2.0
 LOOPBACK_BOUND_S = 5.0
-READY = "Ready. Nothing leaves this computer; nothing needs a GPU or an account."
+READY = (
+    "Ready. Nothing leaves this computer, and you need neither a GPU nor an account."
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def check_python(version: tuple[int, ...]) -> Finding:
     """Whether Python is new enough."""
     figure = ".".join(map(str, version[:3]))
     if version < (3, 11):
-        advice = "Install Python 3.11 or newer, then: make PYTHON=python3.12"
+        advice = "Install Python 3.11 or newer, then run: make PYTHON=python3.12"
         return Finding("python", "broken", figure, advice=advice)
     return Finding("python", "ok", figure)
 
@@ -85,16 +87,16 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
         found = facts()
     except Exception as error:
         figure = f"cannot be imported: {_brief(error)}"
-        advice = "Set up anew: rm -r .venv, then make test"
+        advice = "Set it up again: rm -r .venv, then make test"
         return Finding("torch", "broken", figure, advice=advice)
     gpus = f"{found.num_gpus} GPU" + "s" * (found.num_gpus != 1)
     seen = "" if found.build == "cpu" else f", {gpus} seen"
     figure = f"{found.version.partition('+')[0]}, {found.build} build{seen}"
     if not found.has_gloo:
-        advice = "This torch has no gloo: python distlab/install.py --torch cpu"
+        advice = "This torch has no gloo. Try: python distlab/install.py --torch cpu"
         return Finding("torch", "broken", figure, advice=advice)
     if wanted and not satisfies(found.version, wanted):
-        advice = f"Tested with {wanted}: python distlab/install.py"
+        advice = f"We test with {wanted}; to install it: python distlab/install.py"
         return Finding("torch", "warn", figure, advice=advice)
     return Finding("torch", "ok", figure)
 
@@ -103,7 +105,7 @@ def check_cores(usable: int, in_machine: int) -> Finding:
     """How many cores the ranks share."""
     detail = f"of {in_machine} in this machine" if usable < in_machine else ""
     if usable < 2:
-        advice = "Nothing to do: ranks take turns, it all works and takes longer."
+        advice = "That's fine: ranks take turns, so everything just takes longer."
         return Finding("cores", "warn", str(usable), detail, advice)
     return Finding("cores", "ok", str(usable), detail)
 
@@ -111,13 +113,13 @@ def check_cores(usable: int, in_machine: int) -> Finding:
 def check_memory(total_bytes: int | None, free_bytes: int | None) -> Finding:
     """How much memory there is and, where the system says so, how much is free."""
     if total_bytes is None:
-        return Finding("memory", "ok", "not told by this system")
+        return Finding("memory", "ok", "unknown on this system")
     figure = f"{total_bytes / GIB:.1f} GiB"
     detail = "" if free_bytes is None else f"{free_bytes / GIB:.1f} GiB free"
     free = total_bytes if free_bytes is None else free_bytes
     if free < LEAST_MEMORY_GIB * GIB:
         advice = (
-            f"Close other programs: four ranks may need {LEAST_MEMORY_GIB:.0f} GiB."
+            f"Close other programs; four ranks may need {LEAST_MEMORY_GIB:.0f} GiB."
         )
         return Finding("memory", "warn", figure, detail, advice)
     return Finding("memory", "ok", figure, detail)
@@ -128,7 +130,7 @@ def check_open_files(limit: int | None) -> Finding:
     if limit is None:
         return Finding("open files", "ok", "no limit")
     if limit < FEWEST_FILES:
-        advice = "Raise it in this terminal: ulimit -n 1024"
+        advice = "Raise the limit in this terminal: ulimit -n 1024"
         return Finding("open files", "warn", f"{limit:,}", advice=advice)
     return Finding("open files", "ok", f"{limit:,}")
 
@@ -151,10 +153,10 @@ def check_loopback(
                     far.sendall(far.recv(len(word)))
                     heard = near.recv(len(word))
     except OSError as error:
-        advice = "Allow connections to 127.0.0.1: a firewall or sandbox forbids them."
+        advice = "Allow connections to 127.0.0.1, which a firewall or sandbox forbids."
         return Finding("loopback", "broken", _brief(error), advice=advice)
     if heard != word:
-        advice = "Something between the ports of 127.0.0.1 changes bytes: a proxy?"
+        advice = "Something on the way to 127.0.0.1 changes bytes. Is there a proxy?"
         return Finding("loopback", "broken", "wrong echo", advice=advice)
     elapsed_ms = 1000 * (time.perf_counter() - started)
     return Finding("loopback", "ok", f"127.0.0.1 echoes in {elapsed_ms:.1f} ms")
@@ -183,7 +185,9 @@ def check_host_name(
     if answers:
         return Finding("host name", "ok", answers[0])
     figure = problems[0] if problems else f"no answer in {bound_s:g} s"
-    advice = "distlab does not mind; before plain torchrun: export GLOO_SOCKET_IFNAME="
+    advice = (
+        "distlab doesn't mind, but before plain torchrun: export GLOO_SOCKET_IFNAME="
+    )
     advice += "lo0" if sys.platform == "darwin" else "lo"
     return Finding("host name", "warn", figure, advice=advice)
 
@@ -191,7 +195,7 @@ def check_host_name(
 def check_state_folder(folder: Path | None) -> Finding:
     """Whether progress can be kept; leaves nothing behind."""
     if folder is None:
-        advice = "Go into the checkout of this repository (cd) and try again."
+        advice = "Change into your checkout of this repository and try again."
         return Finding("progress", "warn", "outside the repository", advice=advice)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     try:
@@ -215,10 +219,12 @@ def check_start(start: Callable[[], Start]) -> Finding:
     if not seen.problem and list(seen.values) != expected:
         seen = Start(problem=f"they agree on {list(seen.values)}, not on {expected[0]}")
     if seen.problem:
-        advice = "Put right what is not ok above; then: distlab doctor --json"
+        advice = "Fix whatever isn't ok above, then run: distlab doctor --json"
         return Finding(name, "broken", seen.problem, advice=advice)
     figure = f"started and agreed in {seen.warm_s:.2f} s"
-    return Finding(name, "ok", figure, f"{seen.first_s:.1f} s with torch's import")
+    return Finding(
+        name, "ok", figure, f"{seen.first_s:.1f} s including the import of torch"
+    )
 
 
 def diagnose() -> list[Finding]:

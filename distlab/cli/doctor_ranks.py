@@ -19,7 +19,7 @@ from distlab.runner.limits import MAX_RANKS
 from distlab.runner.processes import descendants
 
 Launch = Callable[..., int]
-_START_ADVICE = "What the ranks printed stands above; then: distlab doctor"
+_START_ADVICE = "Look above at what the ranks printed, then run: distlab doctor"
 
 
 def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
@@ -74,6 +74,6 @@ def _large(seconds: float, num_ranks: int) -> Finding:
 def _end(left: set[int], seconds: float) -> Finding:
     if left:
         pids = ", ".join(map(str, sorted(left)))
-        advice = f"End them: kill {pids.replace(', ', ' ')}"
+        advice = f"End them with: kill {pids.replace(', ', ' ')}"
         return Finding("the end", "broken", f"still running: {pids}", advice=advice)
     return Finding("the end", "ok", "exit code 0, nothing is left", f"{seconds:.1f} s")

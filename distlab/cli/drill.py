@@ -1,4 +1,4 @@
-"""`distlab drill`: a training in which something goes wrong, and what you say of it."""
+"""`distlab drill`: break a training, and compare your diagnosis with the fault."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def clear_run(fault: Any) -> RecordedRun:
         if ask(reference, run)[0] == truth(run, fault.cause):
             return run
     raise TimeoutError(
-        f"{TRIES} runs showed something else than what was injected: the machine is "
+        f"{TRIES} runs showed something other than the injected fault: the machine is "
         "too busy for four ranks"
     )
 
@@ -119,7 +119,9 @@ def _tell(
     seed: int,
 ) -> None:
     last = max((report.step for report in run.reports), default=0)
-    lines = [("plain", f"The newest report is of step {last}. The last events:")]
+    lines = [
+        ("plain", f"The newest report is about step {last}. These are the last events:")
+    ]
     for event in run.events[-8:]:
         where = f"rank {event.rank}" if event.rank >= 0 else "agent"
         step = f"step {event.step}" if event.step >= 0 else ""
@@ -137,5 +139,5 @@ def _tell(
     again = command(f"drill --seed {seed}")
     lines += [("", ""), ("dim", f"the same fault again: {again}")]
     if answer == expected:
-        lines.append(("pass", "◆ Right. Another seed has another fault."))
+        lines.append(("pass", "◆ Right. Try another seed for another fault."))
     show(lines)

@@ -49,9 +49,15 @@ def _last_slug() -> str:
 def _units() -> Lines:
     """What there is, by unit, for who asked about nothing in particular."""
     lines = [
-        ("plain", "The last check has no name to explain. Ask for a name in brackets,"),
-        ("plain", "for a word such as deadlock, ask a question in your own words, or"),
-        ("plain", "paste an error of torch."),
+        (
+            "plain",
+            "The last check left no name to explain. Type a name in brackets or a",
+        ),
+        (
+            "plain",
+            "word such as deadlock, ask a question in your own words, or paste an",
+        ),
+        ("plain", "error of torch."),
         ("plain", ""),
         ("plain", f"  {'concepts':<28} {len(read_concepts()):>3} names"),
     ]

@@ -35,7 +35,7 @@ def guide(name: str = "") -> int:
             ("plain", f"{shown(page)}:{line}"),
             (
                 "dim",
-                "`make docs` builds the site; after that, this opens the page in it",
+                "build the site with `make docs` to open the page there",
             ),
         ]
     )

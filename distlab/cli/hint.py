@@ -25,7 +25,7 @@ def hint(name: str = "", *, level: int | None = None) -> int:
     progress = Progress(curriculum.root)
     task = chosen(curriculum, progress, [name] if name else [])[0]
     if level is not None and not 1 <= level <= len(LEVELS):
-        raise ValueError(f"hint levels are 1 to {len(LEVELS)}, not {level}")
+        raise ValueError(f"level {level}: choose 1 to {len(LEVELS)}")
     slug = ""
     if level is None:
         level, slug = _next_level(progress, task)
@@ -43,11 +43,11 @@ def lines_of_hint(
     """
     text = read_hints(curriculum, task).get(level)
     if not text:
-        raise ValueError(f"no hint of level {level} for {task.id}")
+        raise ValueError(f"{task.id} has no hint of level {level}")
     head = f"{task.number} {task.id}   hint {level} of {len(LEVELS)}: "
     lines = [("plain", head + LEVELS[level - 1])]
     if because:
-        lines.append(("dim", f"  opened because of {because}"))
+        lines.append(("dim", f"  chosen because of {because}"))
     lines += [("plain", f"  {line}".rstrip()) for line in text.splitlines()]
     if level < len(LEVELS):
         lines.append(("dim", f"  deeper: {command(f'hint {task.number}')}"))

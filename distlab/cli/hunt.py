@@ -78,7 +78,7 @@ def hunt(
 def _entries(curriculum: Curriculum) -> list[Entry]:
     found = read_catalogue(curriculum, hunts_only=True)
     if not found:
-        raise CurriculumError("there is nothing to hunt in this copy of the course")
+        raise CurriculumError("this copy of the course has nothing to hunt")
     return found
 
 
@@ -98,18 +98,20 @@ def _milestone(
         task = curriculum.task(name)
         if task not in known:
             places = ", ".join(task.number for task in known)
-            raise CurriculumError(f"no hunt at {task.number}; there is one at {places}")
+            raise CurriculumError(
+                f"there is no hunt at {task.number}, only at {places}"
+            )
         if task.id in passed or anyway:
             return task
         raise CurriculumError(
-            f"the hunt at {task.number} is for after {task.number} has passed; to hunt "
-            f"all the same: {command(f'hunt {task.number} --anyway')}"
+            f"the hunt at {task.number} opens when {task.number} has passed; to hunt "
+            f"anyway: {command(f'hunt {task.number} --anyway')}"
         )
     open_ = known if anyway else [task for task in known if task.id in passed]
     if not open_:
         raise CurriculumError(
-            f"the first hunt opens when {known[0].number} has passed; to hunt all the "
-            f"same: {command('hunt --anyway')}"
+            f"the first hunt opens when {known[0].number} has passed; to hunt "
+            f"anyway: {command('hunt --anyway')}"
         )
     return open_[-1]
 
@@ -132,11 +134,11 @@ def _open_hunt(
     try:  # what is advised here must not be refused there
         _milestone(curriculum, progress, entries, name, anyway=anyway)
     except CurriculumError as error:
-        raise CurriculumError(f"no line can be judged: {error}") from None
+        raise CurriculumError(f"we can't judge a line: {error}") from None
     at = f" at {asked}" if asked else ""
     begin = " ".join(("hunt", *([asked] if asked else []), *["--anyway"] * anyway))
     raise CurriculumError(
-        f"no hunt is open{at}, so there is no line to judge; one begins with: "
+        f"no hunt is open{at}, so there is no line to judge; start one with: "
         f"{command(begin)}"
     )
 
@@ -297,7 +299,7 @@ def _bare(clause: ClauseVerdict, is_plan: bool) -> ClauseVerdict:
         size = clause.world_size
         is_said = size and (size > 1 or not is_plan)  # a plan has one process
         ranks = f" on {size} rank{'s' * (size != 1)}" if is_said else ""
-        message = f"this does not hold{ranks}: {clause.text}{_spread_of(clause)}"
+        message = f"this doesn't hold{ranks}: {clause.text}{_spread_of(clause)}"
     return replace(clause, slug="", rule="", message=message)
 
 
@@ -319,22 +321,22 @@ def _ask(progress: Progress, target: Target) -> int:
         except QuitError:
             break
         if not answer.isdecimal():
-            show([("plain", "A line number, such as 31; or q for later.")])
+            show([("plain", "Type a line number, such as 31, or q to stop for now.")])
             continue
         if _judge(progress, target, int(answer)) == 0:
             return 0
     again = command(f"hunt {target.milestone.number} --line N")
-    show([("dim", f"it stays where it is; later: {again}")])
+    show([("dim", f"the file stays where it is; to continue later: {again}")])
     return FAILED
 
 
 def _judge(progress: Progress, target: Target, line: int) -> int:
     lines = target.text.splitlines()
     if not 1 <= line <= len(lines):
-        raise CurriculumError(f"{shown(target.path)} has the lines 1 to {len(lines)}")
+        raise CurriculumError(f"{shown(target.path)} has lines 1 to {len(lines)}")
     if line not in target.guilty:
         here = lines[line - 1].strip() or "(empty)"
-        show([("fail", cut(f"line {line} is as it should be: {here}"))])
+        show([("fail", cut(f"line {line} is correct: {here}"))])
         return FAILED
     over = [*_kept(progress, target.milestone).found, target.entry.id]
     _keep(progress, target.milestone, Kept(current="", found=over, filled=[]))

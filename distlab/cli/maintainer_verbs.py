@@ -1,4 +1,4 @@
-"""The verbs of those who maintain the course, with their flags."""
+"""Flags of the verbs that only maintainers of the course need."""
 
 from __future__ import annotations
 
@@ -9,50 +9,63 @@ import typer
 
 from distlab.cli.bench import names as benchmarks
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
 
 
 def templates(
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether they are up to date.")
+        bool, typer.Option("--check", help="Only report whether they are up to date.")
     ] = False,
 ) -> int:
-    """Write the templates from the solutions; never over a learner's edits."""
+    """Generate the templates from the solutions without overwriting anyone's edits."""
     from distlab.cli.templates import templates
 
     return templates(check_only=check)
 
 
 def mutants(
-    phase: Annotated[int | None, typer.Option(help="One phase only.")] = None,
+    phase: Annotated[int | None, typer.Option(help="Grade one phase only.")] = None,
     only: Annotated[
-        str, typer.Option("--only", "--task", help="Ids or tasks that contain this.")
+        str,
+        typer.Option(
+            "--only", "--task", help="Grade entries whose id or task contains this."
+        ),
     ] = "",
     generated: Annotated[
         bool,
         typer.Option(
-            "--generated", help="Also generated mutants: one small change each."
+            "--generated",
+            help="Also grade generated mutants, which differ by one small change each.",
         ),
     ] = False,
     touched: Annotated[
         bool,
         typer.Option(
             "--touched",
-            help="The units that changed, and one entry of each other unit.",
+            help="Grade the units that changed, and one entry of each other unit.",
         ),
     ] = False,
     stamp: Annotated[
-        bool, typer.Option("--stamp", help="Note the units that are right throughout.")
+        bool,
+        typer.Option(
+            "--stamp", help="Record the units whose entries were all judged right."
+        ),
     ] = False,
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="After so many none of the catalogue begins.")
+        float,
+        typer.Option(min=0.1, help="Start no more entries after this many minutes."),
     ] = math.inf,
     readme: Annotated[
-        bool, typer.Option("--readme", help="Only write the table of counts.")
+        bool,
+        typer.Option(
+            "--readme", help="Only write the table of counts into the readme."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Grade wrong solutions that must be rejected and right ones that must pass."""
+    """Grade wrong solutions, which must fail, and right ones, which must pass."""
     from distlab.cli.mutants import mutants, write_readme
 
     if readme:
@@ -71,18 +84,18 @@ def mutants(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help=f"Which: {', '.join(benchmarks())}."),
+        typer.Argument(help=f"Which benchmark: {', '.join(benchmarks())}."),
     ],
     as_json: Json = False,
     corpus: Annotated[
-        bool, typer.Option("--corpus", help="Of sim: also list all its programs.")
+        bool, typer.Option("--corpus", help="For sim: also list all its programs.")
     ] = False,
     min_efficiency: Annotated[
         float | None,
-        typer.Option(help="Of scaling: fail where ranks with a core each have less."),
+        typer.Option(help="For scaling: fail if ranks with a core each reach less."),
     ] = None,
 ) -> int:
-    """Measure a figure that the README quotes."""
+    """Measure one of the figures that the README quotes."""
     from distlab.cli.bench import bench
 
     return bench(name, as_json=as_json, corpus=corpus, min_efficiency=min_efficiency)

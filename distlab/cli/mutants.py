@@ -70,13 +70,20 @@ def mutants(
     else:
         show(_summary(curriculum, results, outcomes))
         if left:
-            show([("fail", f"{left} entries were not played: {minutes:g} minutes")])
+            show(
+                [
+                    (
+                        "fail",
+                        f"{left} entries not graded: {minutes:g} minutes are over",
+                    )
+                ]
+            )
     both: list[EntryResult | Outcome] = [*results, *outcomes]
     if stamp:
         played = {result.entry.id: result.is_right for result in results}
         noted = note_what_is_right(curriculum, catalogue, played)
         if not as_json:
-            show([("plain", f"noted as right: {', '.join(noted) or 'no unit'}")])
+            show([("plain", f"recorded as right: {', '.join(noted) or 'no unit'}")])
     if any(result.status == "error" for result in both):
         return HARNESS
     return ALL if all(result.is_right for result in both) else NOT_ALL
@@ -135,7 +142,7 @@ def _tell_about_slip(outcome: Outcome) -> None:
     lines = [f"{slip.id} {word:9} {slip.task}, line {slip.line}: {slip.what}"]
     if outcome.killed or outcome.status == "error":
         lines.append(f"      {outcome.message}")
-    lines.append(f"      {outcome.why or 'no reason is given why it may survive'}")
+    lines.append(f"      {outcome.why or 'nobody gave a reason why it may survive'}")
     show([("dim" if outcome.is_right else "fail", line) for line in lines])
 
 

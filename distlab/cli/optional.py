@@ -35,7 +35,7 @@ def offer(
         return []
     ready = (one for one in left if set(one.needs) <= set(passed))
     first = next(ready, left[0])
-    head = f"optional, nothing on the path needs it: {first.number} {first.title}, "
+    head = f"optional, because nothing else needs it: {first.number} {first.title}, "
     head += f"about {first.minutes} min"
     how = f"      {command(f'watch {first.number}')}"
     if others := ", ".join(other.number for other in left if other is not first):

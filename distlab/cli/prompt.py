@@ -96,4 +96,4 @@ def offer_editor(path: str, line: int) -> None:
     try:
         subprocess.run([*wanted, *place], check=False)
     except OSError as error:
-        say(f"{name} could not be started: {error.strerror}. Open the file by hand.")
+        say(f"can't start {name}: {error.strerror}. Please open the file by hand.")

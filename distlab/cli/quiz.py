@@ -37,9 +37,9 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
     seed = secrets.randbelow(10_000) if seed is None else seed
     given = None if answers is None else [a.strip() for a in answers.split(";")]
     if given is not None and len(given) > len(questions):
-        raise QuizError(f"{len(given)} answers to {len(questions)} questions")
+        raise QuizError(f"got {len(given)} answers to {len(questions)} questions")
     head = f"{len(questions)} questions, numbers of --seed {seed}"
-    show([("dim", f"{head}; {_GIVE_UP} tells the answer, q leaves")])
+    show([("dim", f"{head}; type {_GIVE_UP} for the answer, q to leave")])
     kept: dict[str, dict[str, object]] = {}
     for number, question in enumerate(questions, 1):
         posed = question.drawn(seed)
@@ -72,13 +72,27 @@ def _typed(posed: Posed) -> tuple[str, bool]:
         text = ask_line("> ")
         answer = _taken(posed, text) if text else None
         if answer is None:
-            show([("dim", f"   an answer, {_GIVE_UP} to be told it, or q to leave")])
+            show(
+                [
+                    (
+                        "dim",
+                        f"   type an answer, {_GIVE_UP} to see it, or q to leave",
+                    )
+                ]
+            )
             continue
         given, is_right = answer
         left -= 1
         if is_right or not given or not left:
             return answer
-        show([("plain", f"   not {given}; once more, or {_GIVE_UP} for the answer")])
+        show(
+            [
+                (
+                    "plain",
+                    f"   not {given}; try once more, or type {_GIVE_UP} for the answer",
+                )
+            ]
+        )
 
 
 def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
@@ -125,7 +139,7 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
 
 def _end(progress: Progress, kept: dict[str, dict[str, object]]) -> None:
     right = sum(entry["right"] is True for entry in kept.values())
-    show([("plain", ""), ("plain", f"{right} of {len(kept)} answers were right")])
+    show([("plain", ""), ("plain", f"you got {right} of {len(kept)} right")])
     if kept:
         try:
             progress.keep("quiz", kept)

@@ -24,13 +24,20 @@ def reset(unit_name: str) -> int:
     unit = curriculum.units.get(unit_name)
     known = ", ".join(curriculum.units)
     if not unit_name:
-        raise CurriculumError(f"reset needs the name of a unit, one of {known}")
+        raise CurriculumError(f"reset needs the name of a unit: {known}")
     if unit is None:
-        raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
+        raise CurriculumError(f"no unit is called {unit_name!r}; choose one of {known}")
     path = unit.template(curriculum.root)
     fresh = make_template(unit.solution(curriculum.root).read_text(encoding="utf-8"))
     if path.is_file() and path.read_text("utf-8", errors="replace") == fresh:
-        show([("plain", f"{shown(path)} is untouched; nothing to reset")])
+        show(
+            [
+                (
+                    "plain",
+                    f"{shown(path)} is untouched, so there is nothing to reset",
+                )
+            ]
+        )
         return 0
     try:
         kept = keep_beside(path) if path.exists() else None
@@ -41,7 +48,7 @@ def reset(unit_name: str) -> int:
         raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
     show([("plain", f"{shown(path)} is the original template again")])
     if kept:
-        show([("plain", "your file is kept; to get it back:")])
+        show([("plain", "we kept your file; to get it back:")])
         show([("plain", f"  cp {quote(shown(kept))} {quote(shown(path))}")])
     task = unit.tasks[0]
     show([("dim", f"next: {task.number} {task.title}")])

@@ -1,7 +1,7 @@
 """`distlab score-test UNIT`: write tests for a unit, and see which mistakes they catch.
 
 The wrong and right solutions are those of the catalogue that the grader is tested with.
-Of a wrong one that no test catches the title is told, never its code.
+If no test catches a wrong one, you see its title, but never its code.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _SKELETON = '''\
 """Your tests of `{unit}`. To score them: distlab score-test {unit}
 
-A test passes with each right solution and fails with wrong ones. It is played with the
-solutions of each task whose function it names. It may have two parameters:
+A test must pass with each right solution and fail with wrong ones. It runs with the
+solutions of each task whose function it names, and can take two parameters:
 
-run    results = run(program, n) plays program(comm, unit) on n simulated ranks, and
-       returns a list of what each rank returned. It fails where a rank raises, where
-       all ranks wait, and where a message does not fit. results.messages and
-       results.num_bytes: what each rank sent. run(program, n, message_bytes=8).rounds:
-       the longest chain of messages of 8 bytes.
-unit   the solution, for what needs no ranks
+run    results = run(program, n) runs program(comm, unit) on n simulated ranks, and
+       returns a list with each rank's return value. It fails if a rank raises, if
+       all ranks wait, or if a message doesn't fit. results.messages and
+       results.num_bytes count what each rank sent, and .rounds, after
+       run(program, n, message_bytes=8), is the longest chain of 8-byte messages.
+unit   the solution, for tests that need no ranks
 
 Functions: {functions}
 """
@@ -83,7 +83,7 @@ def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
             unit,
             tests,
             task=task,
-            on_step=lambda step: sign(f"playing with {step}"),
+            on_step=lambda step: sign(f"running your tests with {step}"),
         )
     caught, total = len(scored.caught), len(scored.wrong)
     if not task and not file:
@@ -119,7 +119,7 @@ def _target(curriculum: Curriculum, name: str) -> tuple[Unit, str]:
     task = curriculum.task(name) if name not in curriculum.units else None
     if task is None or task.unit not in units:
         raise CurriculumError(
-            f"tests are scored for {' and '.join(units)} so far, not for {name}"
+            f"we can score tests of {' and '.join(units)} so far, but not of {name}"
         )
     return units[task.unit], task.id
 
@@ -143,7 +143,7 @@ def _told(curriculum: Curriculum, unit: Unit, scored: Score) -> list[tuple[str, 
     lines: list[tuple[str, str]] = []
     for name, (id_, said) in scored.refused.items():
         which = "the reference" if id_ == "reference" else "a right solution"
-        lines.append(("fail", f"{name} does not count: it fails with {which}"))
+        lines.append(("fail", f"{name} doesn't count, because it fails with {which}"))
         lines += [("plain", row) for row in wrapped(said, "  ")]
     for task in unit.tasks:
         own = [entry for entry in scored.wrong if entry.task == task.id]
@@ -154,7 +154,9 @@ def _told(curriculum: Curriculum, unit: Unit, scored: Score) -> list[tuple[str, 
         count = f"{len(own) - len(escaped):3} of {len(own):3}"
         lines.append((style, f"{task.number:5}{task.name:20}{count}"))
         if escaped:
-            title = f"not caught, for example: {escaped[0].title}"
+            title = f"one that escaped: {escaped[0].title}"
             lines += [("plain", row) for row in wrapped(title, "     ")]
-    total = f"{len(scored.caught)} of {len(scored.wrong)} wrong solutions are caught"
+    total = (
+        f"your tests catch {len(scored.caught)} of {len(scored.wrong)} wrong solutions"
+    )
     return [*lines, ("plain", total)]

@@ -53,7 +53,7 @@ def sim(
     name = name or _last_name(curriculum)
     settings = settings_for(curriculum, name, net, fault, size, code, seed)
     if beside and settings["source"]["side"] == "file":
-        raise ValueError("--beside needs a task: a file has no reference")
+        raise ValueError("--beside needs a task, because a file has no reference")
     if fault:
         Faults(**settings["faults"]).check(world_size)
     page = Path(html) if html else Progress(curriculum.root).folder / "last/sim.html"
@@ -122,7 +122,7 @@ def _last_name(curriculum: Curriculum) -> str:
         find_target(curriculum, number)
     except ValueError as error:
         raise ValueError(
-            f"{number} was checked last, and cannot be simulated: {error}; name "
+            f"you last checked {number}, which can't be simulated: {error}; name "
             "another task, such as 1.4"
         ) from error
     return number
@@ -210,8 +210,8 @@ def _why(done: Any, n: int) -> str:
     error = done.ranks[0].error
     if done.outcome == "timeout":
         return (
-            f"{n} ranks have not finished in {WALL_S:.0f} s: a rank that computes "
-            "without calling comm cannot be interrupted"
+            f"{n} ranks didn't finish in {WALL_S:.0f} s; a rank that computes "
+            "without calling comm can't be interrupted"
         )
     if error is None:
         return str(done.explanation)

@@ -45,7 +45,7 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
     if row["messages"]:
         lines.append(("plain", f"  busiest    {_busiest(row)}"))
     if row["collectives"]:
-        words = f"{row['collectives']} library calls; their messages are not counted"
+        words = f"{row['collectives']} library calls, whose messages we don't count"
         lines.append(("plain", f"  collective {words}"))
     if row["outcome"] == "finished":
         lines.append(_results(row))
@@ -63,7 +63,7 @@ def _results(row: Row) -> tuple[str, str]:
         return "pass", f"  results    right on all ranks: {row['known']}"
     if row["known"]:
         return "plain", f"  results    the same on all ranks: {row['known']}"
-    words = "the same on all ranks; the expected result is not known"
+    words = "the same on all ranks, but we don't know the expected one"
     if row["results"] > 1:
         words = f"{row['results']} different ones on {n} ranks"
     return "plain", f"  results    {words}"
@@ -74,7 +74,7 @@ def _busiest(row: Row) -> str:
     words = f"rank {row['busiest_rank']}: {size_words(busiest)} one way"
     if median and busiest >= HOT * median:
         times = f"{busiest / median:.0f} times"
-        return f"{words}, {times} what the median rank has: a hot spot"
+        return f"{words}, {times} as much as the median rank, so it's a hot spot"
     return f"{words}; the median rank {size_words(median)}"
 
 
@@ -113,11 +113,11 @@ def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
         return ""
     if len(functions) > 1:
         one = f"{settings['source']['unit']}:{functions[0]}"
-        return f"none here; for one function alone, such as {one}"
+        return f"none here, only for a single function such as {one}"
     if not _kind_of(functions[0], row):
-        return "none here; for all_reduce, reduce_scatter, all_gather, broadcast"
+        return "none here, only for all_reduce, reduce_scatter, all_gather, broadcast"
     if not isinstance(net, AlphaBeta):
-        return "none here; for equal links, as in ethernet-100g"
+        return "none here, only for equal links, as in ethernet-100g"
     return ""
 
 
@@ -156,13 +156,15 @@ def table(
     if stuck:
         lines += [("fail", line) for line in wrapped(stuck["explanation"])]
     elif wrong:
-        words = f"on {wrong['world_size']} ranks it is not {wrong['known']}"
+        words = f"on {wrong['world_size']} ranks the result isn't {wrong['known']}"
         lines.append(("fail", words))
     if why:
         lines.append(("dim", f"formulas: {why}"))
     own = size.replace(" ", "")
     look = command(f"sim {settings['name']} -n 64 --size {own} --open")
-    lines.append(("dim", f"the timeline of one run: {look}"))  # to be pasted whole
+    lines.append(
+        ("dim", f"to see the timeline of one run: {look}")
+    )  # to be pasted whole
     return lines
 
 

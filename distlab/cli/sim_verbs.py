@@ -1,4 +1,4 @@
-"""The flags of `distlab sim` and `distlab scale`; what they do lives in `sim`."""
+"""Flags of `distlab sim` and `distlab scale`, which are implemented in `sim`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 Target = Annotated[
     str,
     typer.Argument(
-        help="A task (1.4), unit:function, or FILE.py:FUNCTION; else the last checked."
+        help="A task (1.4), unit:function or FILE.py:FUNCTION; by default the last one."
     ),
 ]
 Net = Annotated[
@@ -19,12 +19,16 @@ Net = Annotated[
         "or nvlink:8,nic=400Gbit,oversub=4; or table:FILE."
     ),
 ]
-Size = Annotated[str, typer.Option(help="Size of a rank's tensor: 64KiB, 1MiB, 4MB.")]
+Size = Annotated[
+    str, typer.Option(help="Size of each rank's tensor, such as 64KiB, 1MiB or 4MB.")
+]
 Whose = Annotated[
-    str, typer.Option(help="mine or reference; by default yours, if it exists.")
+    str, typer.Option(help="mine or reference; yours by default, if it exists.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the ranks' values.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+]
 
 
 def sim(
@@ -44,15 +48,19 @@ def sim(
     size: Size = "1MiB",
     code: Whose = "",
     seed: Seed = 0,
-    html: Annotated[str, typer.Option(help="Where to write the timeline.")] = "",
-    perfetto: Annotated[str, typer.Option(help="Where to write a Chrome trace.")] = "",
+    html: Annotated[str, typer.Option(help="Write the timeline to this file.")] = "",
+    perfetto: Annotated[
+        str, typer.Option(help="Write a Chrome trace to this file.")
+    ] = "",
     beside: Annotated[
-        bool, typer.Option("--beside", help="Show the reference's run below it.")
+        bool, typer.Option("--beside", help="Show the reference's run below yours.")
     ] = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the timeline.")] = False,
+    open_it: Annotated[
+        bool, typer.Option("--open", help="Open the timeline in a browser.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Your function on simulated ranks, in virtual time, with a timeline of the run."""
+    """Run your function on simulated ranks, in virtual time, and draw a timeline."""
     from distlab.cli.sim import sim
 
     return sim(
@@ -74,7 +82,7 @@ def sim(
 def scale(
     name: Target = "",
     worlds: Annotated[
-        list[int] | None, typer.Option("-n", help="Number of ranks; may be repeated.")
+        list[int] | None, typer.Option("-n", help="Number of ranks; can be repeated.")
     ] = None,
     net: Net = "ethernet-100g",
     size: Size = "64KiB",
@@ -82,7 +90,7 @@ def scale(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Your function on 2, 4, … 1,024 ranks, compared with formulas and a bound."""
+    """Run your function on 2, 4, … 1,024 ranks, and compare it with formulas."""
     from distlab.cli.sim import scale
 
     return scale(

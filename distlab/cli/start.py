@@ -1,4 +1,4 @@
-"""`distlab start`: the first quarter of an hour, in five screens.
+"""`distlab start`: the first 15 minutes, in five screens.
 
 Each screen has one idea, runs something real, and fits into 80 × 24. Two of them ask
 for a prediction first; the answer is kept on this machine and never graded.
@@ -33,7 +33,7 @@ _NEXT = "Enter: next · q: quit > "
 
 
 def start() -> int:
-    """Lead through the five screens; 0 also when the learner quits, 11 if it broke."""
+    """Show the five screens; return 0 even if the learner quits, 11 on a failure."""
     curriculum = load_curriculum()
     tour = Tour(curriculum, Progress(curriculum.root))
     try:
@@ -80,7 +80,10 @@ class Tour:
             task = current_task(self._curriculum, self._progress)
             say(f"You are at {task.number}: {task.title}.")
         say("")
-        return ask("Enter: go on there · t: the tour again · q: quit > ", "t") != "t"
+        return (
+            ask("Enter: continue there · t: take the tour again · q: quit > ", "t")
+            != "t"
+        )
 
     def _all_passed(self) -> bool:
         passed = passed_tasks(self._curriculum, self._progress)
@@ -105,8 +108,11 @@ class Tour:
                 console.print(row, no_wrap=True, overflow="ellipsis")
         say("")
         if any(finding.state == "broken" for finding in findings):
-            say("Something is missing: put it right first, or look round and see.")
-        say("Nothing leaves this computer; nothing needs a GPU or an account.", "")
+            say("Something is missing. You can fix it first, or look around anyway.")
+        say(
+            "Nothing leaves this computer, and you need neither a GPU nor an account.",
+            "",
+        )
 
     # ── 2/5 ─────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +125,7 @@ class Tour:
         while again == "r":
             title("2/5  four processes, one file")
             show([("dim", f"    {line}") for line in program])
-            say("", f"These lines, run by {NUM_RANKS} processes at the same time:", "")
+            say("", f"{NUM_RANKS} processes run these lines at the same time:", "")
             cluster.run(
                 introduce,
                 NUM_RANKS,
@@ -128,8 +134,8 @@ class Tour:
             ).require_finished()
             say(
                 "",
-                "The rank is the only thing that differs. No rank is the main process.",
-                "No memory is shared: data moves between ranks in messages only.",
+                "Only the rank differs between them, and no rank is the main process.",
+                "They share no memory, so data moves between ranks only in messages.",
                 "",
             )
             again = ask(
@@ -145,7 +151,7 @@ class Tour:
         title("3/5  predict, then run")
         say(
             "A small network learns to read 1,437 handwritten digits. Now 4 processes",
-            "do it together, each with a quarter of every batch: the same training.",
+            "run the same training together, each with a quarter of every batch.",
             "",
             "Compared with one process, an epoch will take",
             "    a   a quarter of the time     b   the same time     c   longer",
@@ -165,12 +171,12 @@ class Tour:
             f"{kilobytes(four.step_bytes)} from each rank per step.",
         )
         if ratio > 1:
-            say("The network is so small that there is next to nothing to divide by 4.")
+            say("The network is so small that there is hardly any work to divide by 4.")
         say("")
         if proof.holds:
             say(
-                "Yet it is the same training: the weights are equal on all ranks and,",
-                "up to rounding, those of one. That is what phase 1 is about.",
+                "Yet it is the same training: all ranks have the same weights and, up",
+                "to rounding, so does the one process. Phase 1 is about why.",
                 "",
             )
         ask(_NEXT)
@@ -182,8 +188,8 @@ class Tour:
 
         title("4/5  predict, then run")
         say(
-            "In every step the 4 ranks average their gradients. Without that line each",
-            "rank trains on its own quarter of the batch.",
+            "In every step the 4 ranks average their gradients. Without that line,",
+            "each rank trains on its own quarter of the batch.",
             "",
             "The accuracy on held-out digits will",
             "    a   drop to guessing (0.1)     b   stay above 0.9",
@@ -206,10 +212,10 @@ class Tour:
         spread = max(found) - min(found)
         say(
             "",
-            f"Accuracy is no reliable witness: {spread:.3f} between best and worst,",
-            "and a wrong run may be the best. The weights differ clearly: without",
-            f"messages there are 4 models; with sums a weight is off by {off:.2f}.",
-            "So this course never grades you by accuracy.",
+            f"Accuracy doesn't show it: best and worst differ by {spread:.3f},",
+            "and a wrong run may even be best. The weights do show it. Without",
+            f"messages you get 4 models, and with sums a weight is off by {off:.2f}.",
+            "That's why this course never grades you by accuracy.",
             "",
         )
         ask(_NEXT)
@@ -218,7 +224,7 @@ class Tour:
 
     def _first_task(self) -> int:
         if self._all_passed():
-            say("All the tasks that there are so far have passed.")
+            say("You have passed all the tasks.")
             return 0
         task = current_task(self._curriculum, self._progress)
         verdict, _ = look_at(self._curriculum, task, "mine")
@@ -239,8 +245,8 @@ class Tour:
         )
         offer_editor(verdict.path, verdict.line)
         say(
-            "Leave this terminal to `distlab watch`: at every save it says what is",
-            "right and what is not yet. Edit in another window.",
+            "Leave this terminal to `distlab watch` and edit in another window.",
+            "Whenever you save, it shows which clauses hold and which don't yet.",
             "",
         )
         ask("Enter: watch my file · q: quit > ")
@@ -254,7 +260,7 @@ class Tour:
         """Ask for a prediction and keep it; it is never graded."""
         answer = ask(f"{', '.join(letters)} > ", letters, enter=False)
         if not answer:
-            say("  Without a prediction, then.")
+            say("  We'll continue without a prediction.")
             return
         try:
             self._progress.record_prediction(question, answer)
@@ -278,7 +284,7 @@ def _how_long(ratio: float) -> str:
     from distlab.cli.training import times
 
     if ratio > 1.25:
-        return f"Longer: {times(ratio)} as long."
+        return f"It took longer, {times(ratio)} as long."
     if ratio < 0.8:
-        return f"Shorter: {ratio:.2f} of the time."
-    return "About the same."
+        return f"It took less, {ratio:.2f} of the time."
+    return "It took about the same time."

@@ -79,7 +79,7 @@ def _route(
     lines = [("plain", f"{bar}  route {route.name} · {route.title}")]
     lines += [_row(curriculum, task, state, passed) for task in tasks]
     if not left:
-        return [*lines, ("pass", "all tasks of this route have passed")]
+        return [*lines, ("pass", "you have passed all tasks of this route")]
     # After a gap it is the task that `start` and `watch` open, if the route has it.
     following = next_task(curriculum, progress)
     task = following if following is not None and following in left else left[0]
@@ -115,7 +115,7 @@ def _next(
         more = offer(curriculum, passed, open_ones[0]) if open_ones else []
         see = command("demo --phase 4 --code mine")
         return [
-            ("pass", "all done; now a training on your code, and a SIGKILL in it:"),
+            ("pass", "all done; now train on your code, and survive a SIGKILL:"),
             ("dim", f"      {see}"),
             *more,
         ]
@@ -144,7 +144,7 @@ def _recap(
         return []
     if days < _PAUSE_DAYS:
         return []
-    how = "and it passed" if last.get("passed") else "and it did not pass yet"
+    how = "and it passed" if last.get("passed") else "and it didn't pass yet"
     following = current_task(curriculum, progress)
     idea = curriculum.units[following.unit].summary
     return [

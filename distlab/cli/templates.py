@@ -18,18 +18,18 @@ def templates(*, check_only: bool = False) -> int:
     stale = reworded(curriculum)
     for path, text in stale.items():
         if check_only:
-            warn(f"{shown(path)} words a clause of its own: run make templates")
+            warn(f"{shown(path)} words a clause differently; run make templates")
         else:
             path.write_text(text, encoding="utf-8")
     files = template_files(curriculum)
     if check_only:
         off = [file for file in files if file.state != "current"]
         for file in off:
-            warn(f"{shown(file.path)} is {file.state}: run make templates")
+            warn(f"{shown(file.path)} is {file.state}; run make templates")
         return 1 if off or stale else 0
     write_templates(curriculum, files)
     edited = [file for file in files if file.state == "edited"]
     for file in edited:
-        warn(f"{shown(file.path)} has been edited and was left alone")
+        warn(f"we left {shown(file.path)} alone, because somebody edited it")
     show([("plain", f"{len(files) - len(edited)} templates are up to date")])
     return 1 if edited else 0

@@ -33,14 +33,14 @@ TASK = "monitoring.suspects"
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="What --monitor or --records was given; else the newest one here."
+        help="Folder passed to --monitor or --records; the newest one here by default."
     ),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Show it once and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Show it once, then exit.")]
 
 
 def top(folder: Folder = None, once: Once = False) -> int:
-    """Watch a run until it ends: losses, shares, and the ranks that are suspected."""
+    """Watch a run until it ends: losses, time shares, and the ranks we suspect."""
     from distlab.monitor.jsonl import read_folder
     from distlab.monitor.view import view
 
@@ -73,9 +73,9 @@ def _newest() -> Path:
     found = newest_folder(Path.cwd())
     if found is None:
         raise ValueError(
-            "there are no records in this folder yet: "
-            f"{command('ddp --monitor runs/one')} writes some, and "
-            f"{command('top FOLDER')} shows those of another place"
+            "there are no records in this folder yet; write some with "
+            f"{command('ddp --monitor runs/one')}, or show another folder's with "
+            f"{command('top FOLDER')}"
         )
     return found
 
@@ -155,6 +155,6 @@ def _frame(folder: Path, console: Console, name: Namer | None) -> tuple[Text, bo
         height=height - 1,
         suspected=name(recorded) if name else None,
     )
-    lines.append(("dim", "q ends this view; the run goes on"))
+    lines.append(("dim", "q closes this view; the run continues"))
     rows = [Text(text, style=STYLES.get(style, "")) for style, text in lines]
     return Text("\n").join(rows), recorded.is_over

@@ -26,7 +26,7 @@ def trace() -> int:
         title = _TITLE.search(path.read_text(encoding="utf-8"))
     except OSError:
         check = command("check")
-        show([("plain", f"no timeline yet: a failing `{check}` draws one")])
+        show([("plain", f"no timeline yet; a failing `{check}` draws one")])
         return FAILED
     if title:
         show([("plain", line) for line in wrapped(html.unescape(title[1]))])

@@ -1,4 +1,4 @@
-"""The flags of `distlab train`."""
+"""Flags of `distlab train`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ Backend = Annotated[
     ),
 ]
 NumGpus = Annotated[int | None, typer.Option(help="Ranks in total.")]
-NumNodes = Annotated[int, typer.Option(help="Nodes; run this command on each.")]
-GpusPerNode = Annotated[int | None, typer.Option(help="Ranks of each node.")]
-Address = Annotated[
-    str | None, typer.Option(help="Of a Ray cluster, such as ray://head:10001.")
+NumNodes = Annotated[
+    int, typer.Option(help="Number of nodes; run this command on each.")
 ]
-NodeRank = Annotated[int | None, typer.Option(help="Which node this is, from 0.")]
-MasterAddr = Annotated[str, typer.Option(help="An address of node 0.")]
-MasterPort = Annotated[int, typer.Option(help="Where the nodes meet.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="Ranks per node.")]
+Address = Annotated[
+    str | None, typer.Option(help="Address of a Ray cluster, such as ray://head:10001.")
+]
+NodeRank = Annotated[int | None, typer.Option(help="Number of this node, from 0.")]
+MasterAddr = Annotated[str, typer.Option(help="Address of node 0.")]
+MasterPort = Annotated[int, typer.Option(help="Port on node 0 where the nodes meet.")]
 Wire = Annotated[
     str | None, typer.Option("--communication-backend", help="nccl or gloo.")
 ]
-LogDir = Annotated[Path | None, typer.Option(help="Keep rank_<r>.log in this folder.")]
-Rate = Annotated[float, typer.Option("--cost-per-gpu-hour", help="Of one rank.")]
-MaxCost = Annotated[
-    float | None, typer.Option(help="The ranks end once they have cost this much.")
+LogDir = Annotated[Path | None, typer.Option(help="Write rank_<r>.log to this folder.")]
+Rate = Annotated[
+    float, typer.Option("--cost-per-gpu-hour", help="Cost of one rank per hour.")
 ]
-Arguments = Annotated[list[str] | None, typer.Argument(help="Of the script, after --.")]
+MaxCost = Annotated[
+    float | None, typer.Option(help="End the ranks once they have cost this much.")
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the script, after --.")
+]
 
 
 def train(
@@ -51,7 +57,7 @@ def train(
     cost_per_gpu_hour: Rate = 0.0,
     max_cost: MaxCost = None,
 ) -> int:
-    """Your own script on several ranks; under torchrun or srun it joins that job."""
+    """Run your own script on several ranks, or join a torchrun or srun job."""
     from distlab.engines.config import DistributedConfig
     from distlab.engines.expect import EngineError
     from distlab.engines.script import NodeMeeting, run_script
@@ -68,8 +74,8 @@ def train(
     )
     if num_nodes == 1 and node_rank:
         raise EngineError(
-            f"--node-rank is {node_rank}, but --num-nodes is 1: say how many nodes "
-            "there are"
+            f"--node-rank is {node_rank}, but --num-nodes is 1: pass the "
+            "number of nodes"
         )
     said = agent_settings(os.environ)
     meeting = NodeMeeting(

@@ -30,14 +30,14 @@ def update(unit_name: str = "") -> int:
     curriculum = load_curriculum()
     if unit_name and unit_name not in curriculum.units:
         known = ", ".join(curriculum.units)
-        raise CurriculumError(f"no unit is called {unit_name!r}; there are {known}")
+        raise CurriculumError(f"no unit is called {unit_name!r}; choose one of {known}")
     units = [u for u in curriculum.units.values() if unit_name in ("", u.name)]
     work = [(unit, _renewed(curriculum, unit)) for unit in units]  # all, or none
     changed = [(unit, carried) for unit, carried in work if carried]
     for unit, carried in changed:
         _write(curriculum, unit, carried)
     if not changed:
-        show([("plain", "nothing to do: your files have the newest templates")])
+        show([("plain", "your files already have the newest templates")])
     return 0
 
 
@@ -66,17 +66,31 @@ def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
     show([("plain", f"{shown(path)} is new")])
     if carried.carried:
         names = ", ".join(numbers.get(task, task) for task in carried.carried)
-        show([("plain", f"  your code is in it: {names}")])
+        show([("plain", f"  it contains your code: {names}")])
     if carried.added:
-        show([("plain", f"  so is what you added: {', '.join(carried.added)}")])
+        show([("plain", f"  and what you added: {', '.join(carried.added)}")])
     for task in carried.heads:
         number = numbers.get(task, task)
-        show([("rule", f"  {number}: its head is another one now, read it again")])
+        show(
+            [
+                (
+                    "rule",
+                    f"  {number}: its docstring or signature changed, so read it again",
+                )
+            ]
+        )
     if carried.lost:
-        show([("fail", "  other in the new template; yours is only in the old file:")])
+        show(
+            [
+                (
+                    "fail",
+                    "  the template changed these; only the old file has your version:",
+                )
+            ]
+        )
         show([("fail", f"    {', '.join(carried.lost)}")])
     if kept:
-        show([("dim", f"  the old file is kept as {shown(kept)}")])
+        show([("dim", f"  we kept the old file as {shown(kept)}")])
 
 
 def _replace(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     if os.environ.get(OVERRIDE):
-        warn(f"{OVERRIDE}={os.environ[OVERRIDE]} is set and counts for everything")
+        warn(f"{OVERRIDE}={os.environ[OVERRIDE]} is set and overrides all of this")
     if not side:
         show([("plain", part.line()) for part in _parts(curriculum)])
         return 0

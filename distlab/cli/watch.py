@@ -120,7 +120,7 @@ class _Session:
         number, deepest = self._task.number, len(LEVELS)
         if self._task.id in self._hinted:
             again = command(f"hint {number} --level {deepest}")
-            self._say("dim", "  that was the last hint; once more:")
+            self._say("dim", "  that was the last hint; to see it again:")
             self._say("dim", f"    {again}")
             return
         hint(number)
@@ -133,11 +133,13 @@ class _Session:
         task, following = self._task, self._following()
         passed = self._passed() | self._passed_here
         if following is None:
-            self._say("dim", "  there is no other task left")
+            self._say("dim", "  no other task is left")
             self._say_keys()
         elif task.id not in passed and not self._skip_asked:
             self._skip_asked = True
-            self._say("dim", f"  {task.number} has not passed yet; n again skips it")
+            self._say(
+                "dim", f"  {task.number} hasn't passed yet; press n again to skip it"
+            )
             self._say_keys()
         else:
             self._task, self._skip_asked = following, False
@@ -151,12 +153,14 @@ class _Session:
     def _open_timeline(self) -> None:
         path = timeline_path(self._progress)
         if self._task.kind == "plan":
-            self._say("dim", "  no timeline: in this task no rank sends anything")
+            self._say(
+                "dim", "  no timeline, because no rank sends anything in this task"
+            )
         elif path.exists():
             self._say("dim", f"  timeline: {shown(path)}")
             open_page(path)
         else:
-            self._say("dim", "  no timeline yet: a run that fails draws one")
+            self._say("dim", "  no timeline yet; a run that fails draws one")
 
     def files(self) -> set[Path]:
         """The learner's files."""
@@ -262,10 +266,10 @@ class _Session:
                 show(lines_of(verdict))
         names = ", ".join(path.name for path in self._saved())
         if self._name and not passed_again:
-            only = f"only {self._task.number} is being watched"
+            only = f"we're watching only {self._task.number}"
             self._say("dim", f"  saved {names}, but {only}")
         elif not passed_again:
-            self._say("dim", f"  saved {names}, but no task has new code there")
+            self._say("dim", f"  saved {names}, but no task's code changed there")
         self._say_keys()
 
     def _move_on_if_begun(self) -> None:
@@ -351,7 +355,7 @@ class _Session:
             print(json.dumps(verdict.to_json()), flush=True)
             return
         if lost and verdict.ran:
-            self._say("fail", f"{verdict.number} passed before, and fails now:")
+            self._say("fail", f"{verdict.number} passed before, but fails now:")
         show(lines_of(verdict))
         if changed and verdict.status == "fail":
             self._say("plain", f"  {changed}")

@@ -21,15 +21,15 @@ usage: python -m distlab.launch [flags] script.py [arguments of the script]
 
 Starts the ranks of script.py, with the environment that torchrun gives them.
 
-  --nproc-per-node N     ranks on this node (1); or auto, gpu, cpu: one for each
-  --max-restarts N       after a failure restart all ranks, at most N times (0); exit
+  --nproc-per-node N     ranks on this node (1), or auto, gpu, cpu for one on each
+  --max-restarts N       restart all ranks after a failure, at most N times (0); exit
                          code 2 means that the script was called incorrectly, so we
                          don't restart
-  --monitor-interval S   seconds from one look at the ranks to the next (0.1)
-  --grace-period S       seconds from SIGTERM to SIGKILL (30); also --shutdown-timeout
+  --monitor-interval S   look at the ranks every S seconds (0.1)
+  --grace-period S       seconds from SIGTERM to SIGKILL (30), or --shutdown-timeout
   --signals-to-handle L  signals that stop the job and reach the ranks unchanged, such
-                         as SIGUSR1,SIGINT; without it Ctrl-C, which is SIGINT, reaches
-                         them as SIGTERM, because a script may save on SIGTERM
+                         as SIGUSR1,SIGINT. Otherwise Ctrl-C, which is SIGINT, reaches
+                         the ranks as SIGTERM, because a script may save on SIGTERM
   --backend NAME         gloo, nccl or tcp (gloo)
   -m, --module           script.py is the name of a module, as in python -m
   --no-python            script.py is a command; don't run it with Python
@@ -38,45 +38,49 @@ Starts the ranks of script.py, with the environment that torchrun gives them.
 Stdout shows what the ranks print on both streams, with the rank before each line;
 what the launcher itself says is on stderr:
 
-  --log-dir DIR          keep rank_<r>.log there
+  --log-dir DIR          write rank_<r>.log to this folder
   -r, --redirects WHICH  don't show stdout (1), stderr (2), both (3), or by local
-                         rank: 0:3,1:1; you find them only in the logs
-  -t, --tee WHICH        show them, and keep the logs
+                         rank: 0:3,1:1; you'll find them only in the logs
+  -t, --tee WHICH        show them as well as keeping them in the logs
   --local-ranks-filter L show only these local ranks, such as 0,1
   --duplicate-stdout-filters, --duplicate-stderr-filters TEXTS
-                         copy lines with one of the texts to filtered_<stream>.log
-  --monitor FOLDER       record the steps of all ranks, without a change to the script;
+                         copy lines that contain a text to filtered_<stream>.log
+  --monitor FOLDER       record the steps of all ranks without changing the script;
                          `distlab top FOLDER` shows them
-  --also PLACES          more places for them: tensorboard, prometheus, prometheus:PORT
+  --also PLACES          send them to tensorboard, prometheus, prometheus:PORT too
   --role NAME            ROLE_NAME of the ranks (default)
 
-  --standby K            K more processes, of which one replaces a rank that dies: the
-                         others stay, and no step is lost; the script trains with
-                         distlab.distributed.elastic. Each process that is started
-                         later counts as a restart
-  --elastic MIN:MAX      instead of it: MAX ranks, and fewer when some die; a new one
-                         joins for each that ends, if --max-restarts allows it. A
-                         number written to LOG_DIR/ranks sets another size
-  --global-batch-size N  with --elastic: from these two the ranks are told their steps
-  --microbatch-size N    of accumulation
+  --standby K            keep K spare processes. When a rank dies, one of them takes its
+                         place, while the others stay and no step is lost. The script
+                         has to train with distlab.distributed.elastic, and each
+                         process that we start later counts as a restart
+  --elastic MIN:MAX      alternatively, start MAX ranks and continue with fewer when
+                         some die. For each that ends, a new one joins if
+                         --max-restarts allows it. To change the size while the job
+                         runs, write a number to LOG_DIR/ranks
+  --global-batch-size N  with --elastic: samples per step, over all ranks together
+  --microbatch-size N    with --elastic: samples per microbatch, from which we tell the
+                         ranks their number of accumulation steps
   --join-grace S         with --elastic: how long a smaller group waits for more (0.5)
-  --freeze-timeout S     with both: a rank that completes no step for S seconds,
-                         and ten usual steps, is killed and replaced (10)
+  --freeze-timeout S     with both: kill and replace a rank that completes no step for
+                         S seconds and for ten usual steps (10)
 
-Several nodes, with one agent on each; under srun they need none of these:
+Several nodes, with one agent on each; under srun you need none of these:
 
-  --nnodes N             nodes (1); MIN:MAX: so many go on when others do not come, and
-                         a node that comes later is there after the next restart
+  --nnodes N             number of nodes (1). With MIN:MAX, start with MIN nodes if the
+                         rest don't join in time; a node that comes later takes part
+                         after the next restart
   --last-call S          with MIN:MAX: seconds that MIN nodes wait for the others (30)
-  --node-rank R          which one this is, from 0
-  --master-addr ADDR     an address of node 0
-  --master-port PORT     one node: of the store (a free one); several: where agents meet
-  --rdzv-backend c10d    node 0 is where --rdzv-endpoint is, and numbers the others
-  --rdzv-endpoint H:P    the same as --master-addr H --master-port P
-  --rdzv-id NAME         name of this job; we refuse agents with another name
+  --node-rank R          number of this node, from 0
+  --master-addr ADDR     address of node 0
+  --master-port PORT     on one node, the store's port (a free one); on several, where
+                         the agents meet
+  --rdzv-backend c10d    node 0 is the one at --rdzv-endpoint, and numbers the others
+  --rdzv-endpoint H:P    same as --master-addr H --master-port P
+  --rdzv-id NAME         name of this job; agents with another name are refused
   --rdzv-conf K=V,…      join_timeout, last_call_timeout, is_host, …
   --local-addr ADDR      this node's own address
-  --standalone           one node, whatever srun and the environment say
+  --standalone           use one node, whatever srun and the environment say
   --start-timeout S      seconds that the agents wait for one another (300)
   --node-timeout S       seconds of silence after which a node is lost (15)
 

@@ -68,7 +68,7 @@ def processes(text: str) -> int:
     """Read a number of ranks, or count the GPUs or CPU cores of this node.
 
     Raises:
-        LaunchError: it has no such device.
+        LaunchError: this node has no such device.
     """
     if text.strip().lstrip("-").isdigit():
         return int(text)
@@ -165,7 +165,7 @@ TORCHRUNS: dict[str, Option] = {
     ),
     "event_log_handler": _torchruns(
         choice("null", "console"),
-        "null or console; what happens is told on stderr, and with --standby in "
+        "null or console; the launcher reports events on stderr, and with --standby in "
         "LOG_DIR/recoveries.jsonl",
     ),
     "role": _torchruns(str, "a name"),
@@ -183,8 +183,8 @@ TORCHRUNS: dict[str, Option] = {
     "master_port": _torchruns(whole, _WHOLE),
     "local_addr": _torchruns(str, "an address"),
     "logs_specs": _refused(
-        "the logs are rank_<r>.log in --log-dir, and --redirects, --tee and "
-        "--local-ranks-filter say what is shown"
+        "the launcher writes rank_<r>.log to --log-dir; choose with --redirects, "
+        "--tee and --local-ranks-filter what to show"
     ),
     "numa_binding": Option(read=choice(*_NUMA), must_be=", ".join(_NUMA)),
     "signals_to_handle": _torchruns(signals, "signals such as SIGTERM,SIGUSR1"),

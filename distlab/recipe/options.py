@@ -1,4 +1,4 @@
-"""The options of the trainer: from flags, from a recipe file, and checked together."""
+"""Read the trainer's options from flags and a recipe file, and check them together."""
 
 from __future__ import annotations
 
@@ -46,55 +46,77 @@ _free = functools.partial(option, may_change=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is trained, and how. A flag for each: --global-batch-size and so on.
+    """Say what to train, and how. Each option has a flag, such as --global-batch-size.
 
     We refuse an option that would have no effect, alone or because of other options, or
     whose value differs from the one in the checkpoint.
 
     Raises:
-        ValueError: two of them contradict each other; one line.
+        ValueError: two options contradict each other; the message is one line.
     """
 
-    recipe: str = _free("", "a TOML file with values for the flags that are not given")
-    data: str = _free("digits", "digits, mnist, fashion-mnist, or an image folder")
-    num_samples: int = option(0, "train on the first N samples only; 0: on all")
-    num_classes: int = _free(0, "refuse data with another number of classes; 0: any")
-    image_size: int = option(0, "pixels of a side; 0: the data's own")
-    num_workers: int = _free(0, "data processes of each rank")
-    model: str = option("narrow_resnet18", "the network", IMAGE_MODELS)
-    engine: str = _free("scratch", "what averages", ("scratch", "ddp", "fsdp2"))
-    backend: str = _free("", "gloo, nccl or tcp; nccl where there are GPUs")
-    code: str = _free("auto", "whose units; auto: yours where it passes", CODES)
-    seed: int = option(0, "of weights, of the order of samples and of what is random")
-    epochs: int = _free(1, "passes over the samples")
-    max_steps: int = _free(0, "end after this step; 0: after the last epoch")
-    global_batch_size: int = option(64, "samples of one step, on all ranks together")
-    grad_accum_steps: int = _free(1, "microbatches of a rank in one step")
-    optimizer: str = option("sgd", "the optimizer", OPTIMIZERS)
-    lr: float = option(0.1, "the highest learning rate")
-    momentum: float = option(0.9, "of sgd and lars")
-    weight_decay: float = option(0.0, "of all parameters")
-    norm_weight_decay: float | None = option(None, "of biases and norms, if another")
-    schedule: str = option("cosine", "of the learning rate", SCHEDULES)
-    warmup_epochs: float = option(0.0, "epochs in which the learning rate rises")
-    warmup_factor: float = option(0.01, "of the learning rate in the first step")
-    step_epochs: float = option(30.0, "schedule step: epochs between two steps")
-    clip_norm: float | None = option(None, "the largest norm of the gradient")
-    label_smoothing: float = option(0.0, "ε of smoothed targets")
-    mixup: float = option(0.0, "α of mixup; 0: none")
-    cutmix: float = option(0.0, "α of cutmix; 0: none. With mixup: each for one half")
-    ema: float = option(0.0, "decay of the average of the weights; 0: none")
-    smallest_image: int = option(0, "progressive resizing starts here; 0: none")
-    precision: str = option("fp32", "of the computation", PRECISIONS)
-    channels_last: bool = _free(False, "memory format of images: NHWC")
-    compile: bool = _free(False, "torch.compile the model")
-    compression: str = option("none", "of gradients, with scratch", COMPRESSIONS)
-    checkpoint: str = _free("", "folder of checkpoints; continues from the newest one")
-    save_every: int = _free(100, "steps between two checkpoints")
-    records: str = _free("", "new folder for all ranks' records, for distlab top")
-    also: str = _free("", "more places for them: tensorboard, prometheus:PORT, …")
-    profile: str = _free("", "folder for a profiler's trace of each rank")
-    log_every: int = _free(10, "steps between two lines")
+    recipe: str = _free("", "TOML file with values for the flags you don't pass")
+    data: str = _free(
+        "digits", "digits, mnist, fashion-mnist, or the path of an image folder"
+    )
+    num_samples: int = option(0, "train on the first N samples only; 0 means all")
+    num_classes: int = _free(
+        0, "refuse data with any other number of classes; 0 means any"
+    )
+    image_size: int = option(0, "side of an image in pixels; 0 keeps the data's own")
+    num_workers: int = _free(0, "number of processes per rank that load data")
+    model: str = option("narrow_resnet18", "network to train", IMAGE_MODELS)
+    engine: str = _free(
+        "scratch", "what averages the gradients", ("scratch", "ddp", "fsdp2")
+    )
+    backend: str = _free("", "gloo, nccl or tcp; nccl by default if there are GPUs")
+    code: str = _free(
+        "auto", "whose units to run; auto takes each of yours that passes", CODES
+    )
+    seed: int = option(
+        0, "seed of the weights, the shuffle and everything else that is random"
+    )
+    epochs: int = _free(1, "number of passes over the samples")
+    max_steps: int = _free(0, "stop after this step; 0 means after the last epoch")
+    global_batch_size: int = option(64, "samples per step, over all ranks together")
+    grad_accum_steps: int = _free(1, "microbatches per step on each rank")
+    optimizer: str = option("sgd", "optimizer", OPTIMIZERS)
+    lr: float = option(0.1, "peak learning rate")
+    momentum: float = option(0.9, "momentum of sgd and lars")
+    weight_decay: float = option(0.0, "weight decay of all parameters")
+    norm_weight_decay: float | None = option(
+        None, "weight decay of biases and norms, if it differs"
+    )
+    schedule: str = option("cosine", "learning-rate schedule", SCHEDULES)
+    warmup_epochs: float = option(
+        0.0, "number of epochs over which the learning rate rises"
+    )
+    warmup_factor: float = option(
+        0.01, "fraction of the learning rate in the first step"
+    )
+    step_epochs: float = option(30.0, "with --schedule step: epochs between two drops")
+    clip_norm: float | None = option(None, "clip the gradient to this norm")
+    label_smoothing: float = option(0.0, "ε of label smoothing")
+    mixup: float = option(0.0, "α of mixup; 0 turns it off")
+    cutmix: float = option(
+        0.0, "α of cutmix; 0 turns it off. With mixup, each gets half"
+    )
+    ema: float = option(0.0, "decay of the weights' moving average; 0 turns it off")
+    smallest_image: int = option(0, "start progressive resizing here; 0 turns it off")
+    precision: str = option("fp32", "precision of the computation", PRECISIONS)
+    channels_last: bool = _free(False, "keep images in memory as NHWC")
+    compile: bool = _free(False, "compile the model with torch.compile")
+    compression: str = option(
+        "none", "compression of gradients, with scratch", COMPRESSIONS
+    )
+    checkpoint: str = _free("", "save to this folder, and continue from its newest one")
+    save_every: int = _free(100, "save a checkpoint every N steps")
+    records: str = _free(
+        "", "write all ranks' records to this new folder, for distlab top"
+    )
+    also: str = _free("", "also send them to tensorboard, prometheus:PORT, …")
+    profile: str = _free("", "write a profiler trace of each rank to this folder")
+    log_every: int = _free(10, "print a line every N steps")
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -153,10 +175,10 @@ class Options:
         ]
 
     def check_ranks(self, world_size: int) -> None:
-        """Every rank has a sample in every microbatch.
+        """Require that every rank has a sample in every microbatch.
 
         Raises:
-            ValueError: it has not.
+            ValueError: some rank would have none.
         """
         fewest = self.global_batch_size // world_size
         if fewest < self.grad_accum_steps:
@@ -184,7 +206,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Options], bool]]] = {
     "save_every": ("--checkpoint", lambda o: bool(o.checkpoint)),
     "also": ("--records", lambda o: bool(o.records)),
 }
-"""Options that have no effect without another one, and the one they need."""
+"""Map options that have no effect alone to the option that they need."""
 
 
 def _require_use(options: Options, given: Iterable[str]) -> None:
@@ -222,8 +244,8 @@ def require_same(
     """
     if saved is None:
         raise ValueError(
-            f"--checkpoint {folder}: it doesn't say which flags it was saved with, so "
-            "it is from an older distlab: use a new folder"
+            f"--checkpoint {folder}: it doesn't say which flags it was saved with, "
+            "because an older distlab wrote it; use a new folder"
         )
     defaults = {one.name: one.default for one in fields(Options)}
     for name, value in own.items():
@@ -232,38 +254,37 @@ def require_same(
             was = f"without {flag}" if before is None else f"with {flag} {before}"
             now = "without it" if value is None else f"with {value}"
             raise ValueError(
-                f"--checkpoint {folder}: it was saved {was}, but this is a training "
-                f"{now}"
+                f"--checkpoint {folder}: it was saved {was}, but you are training {now}"
             )
 
 
 def _check_value(name: str, value: Any, choices: Sequence[str]) -> None:
-    """One option by itself."""
+    """Require that one option is valid by itself."""
     flag = flag_of(name)
     is_elsewhere = name == "model" and value.startswith(TORCHVISION)
     if choices and value not in choices and not is_elsewhere:
         raise ValueError(f"{flag} {value}: choose one of {', '.join(choices)}")
     if name in _AT_LEAST_1 and value < 1:
-        raise ValueError(f"{flag} {value}: at least 1")
+        raise ValueError(f"{flag} {value}: must be at least 1")
     if name in _AT_LEAST_0 and not 0 <= value < math.inf:
-        raise ValueError(f"{flag} {value}: at least 0")
+        raise ValueError(f"{flag} {value}: must be at least 0")
     if name == "norm_weight_decay" and value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{flag} {value}: at least 0")
+        raise ValueError(f"{flag} {value}: must be at least 0")
     if name == "seed" and value >= 1 << 32:
-        raise ValueError(f"{flag} {value}: less than {1 << 32}")
+        raise ValueError(f"{flag} {value}: must be less than {1 << 32}")
     if name in ("label_smoothing", "ema") and value >= 1:
-        raise ValueError(f"{flag} {value}: less than 1")
+        raise ValueError(f"{flag} {value}: must be less than 1")
     if name == "clip_norm" and value is not None and not 0 < value < math.inf:
         raise ValueError(f"{flag} {value}: must be positive and finite")
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option."""
+    """Return the flag of an option."""
     return f"--{name.replace('_', '-')}"
 
 
 ALIASES = {"records": ("--monitor",)}
-"""Options that have another name, too: that of other commands."""
+"""Second names of options, so that they match the flags of other commands."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -271,9 +292,11 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def format_help(self) -> str:
-        """Add torchvision's names, which take a moment to find out."""
+        """Add torchvision's models, which take a moment to import."""
         names = torchvision_models()
-        self.epilog = "torchvision is not installed here: pip install torchvision"
+        self.epilog = (
+            "torchvision isn't installed here; to get it: pip install torchvision"
+        )
         if names:
             listed = textwrap.fill(", ".join(names), 78, initial_indent="  ")
             self.epilog = f"torchvision's models, after {TORCHVISION}:\n{listed}"
@@ -281,14 +304,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
-    """Flags first, then the recipe file's values, then the defaults.
+    """Return the options from the flags, else the recipe file, else the defaults.
 
     Raises:
         ValueError: a flag or a value is unknown, or they contradict each other, or one
             has no effect.
     """
     parser = _Parser(
-        description="train an image classifier",
+        description="Train an image classifier on several ranks.",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -321,7 +344,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
 
 
 def recipe_path(name: str) -> Path:
-    """The file of this path, or of this name among those that distlab has.
+    """Return the recipe file at this path, or the one of this name in distlab.
 
     Raises:
         ValueError: there is none.
@@ -330,14 +353,14 @@ def recipe_path(name: str) -> Path:
         if path.is_file():
             return path
     shipped = ", ".join(sorted(path.stem for path in FILES.glob("*.toml")))
-    raise ValueError(f"--recipe {name}: no such file; distlab has {shipped}")
+    raise ValueError(f"--recipe {name}: no such file; distlab comes with {shipped}")
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """The table [train] of a recipe file: values of options.
+    """Read the options in table [train] of a recipe file.
 
     Raises:
-        ValueError: it cannot be read, or has an unknown option, or a wrong type.
+        ValueError: the file can't be read, or an option is unknown or of a wrong type.
     """
     path = recipe_path(name)
     try:
@@ -360,7 +383,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _plain(kind: Any) -> type:
-    """`float` of `float | None`."""
+    """Return `float` for `float | None`."""
     if isinstance(kind, types.UnionType):
         kind = next(one for one in typing.get_args(kind) if one is not type(None))
     assert isinstance(kind, type)
