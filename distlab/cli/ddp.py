@@ -339,7 +339,7 @@ class _Training:
         return 11 if lost else 0
 
     def _save(self, result: DdpResult) -> bool:
-        """Whether the model stands in its file, or none was asked for."""
+        """Return True if we saved the model, or nobody asked us to."""
         from distlab.training.ddp_saved import save_model
 
         if not self._order.save:

@@ -66,7 +66,7 @@ class TorchFacts:
 
 
 def check_python(version: tuple[int, ...]) -> Finding:
-    """Whether Python is new enough."""
+    """Check that Python is new enough."""
     figure = ".".join(map(str, version[:3]))
     if version < (3, 11):
         advice = "Install Python 3.11 or newer, then run: make PYTHON=python3.12"
@@ -102,7 +102,7 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
 
 
 def check_cores(usable: int, in_machine: int) -> Finding:
-    """How many cores the ranks share."""
+    """Count the cores that the ranks share."""
     detail = f"of {in_machine} in this machine" if usable < in_machine else ""
     if usable < 2:
         advice = "That's fine: ranks take turns, so everything just takes longer."
@@ -111,7 +111,7 @@ def check_cores(usable: int, in_machine: int) -> Finding:
 
 
 def check_memory(total_bytes: int | None, free_bytes: int | None) -> Finding:
-    """How much memory there is and, where the system says so, how much is free."""
+    """Measure the memory and, if the system tells us, how much of it is free."""
     if total_bytes is None:
         return Finding("memory", "ok", "unknown on this system")
     figure = f"{total_bytes / GIB:.1f} GiB"
@@ -126,7 +126,7 @@ def check_memory(total_bytes: int | None, free_bytes: int | None) -> Finding:
 
 
 def check_open_files(limit: int | None) -> Finding:
-    """How many files and sockets one process may hold; None is no limit."""
+    """Check how many files and sockets a process may open; None means no limit."""
     if limit is None:
         return Finding("open files", "ok", "no limit")
     if limit < FEWEST_FILES:
@@ -138,7 +138,7 @@ def check_open_files(limit: int | None) -> Finding:
 def check_loopback(
     connect: Callable[..., socket.socket] = socket.create_connection,
 ) -> Finding:
-    """Whether this machine can talk to itself: bind, connect, send, receive."""
+    """Check that this machine can talk to itself: bind, connect, send, receive."""
     word = b"distlab"
     started = time.perf_counter()
     try:
@@ -165,7 +165,7 @@ def check_loopback(
 def check_host_name(
     resolve: Callable[[], str], bound_s: float = HOST_NAME_BOUND_S
 ) -> Finding:
-    """Whether this machine knows its own name, within a bound.
+    """Check that this machine can look up its own name within a bound.
 
     Looking it up can take half a minute on a laptop away from its network, and plain
     torch does look it up. A slow look-up goes on in a thread that nobody waits for.
@@ -193,7 +193,7 @@ def check_host_name(
 
 
 def check_state_folder(folder: Path | None) -> Finding:
-    """Whether progress can be kept; leaves nothing behind."""
+    """Check that we can save progress, and leave nothing behind."""
     if folder is None:
         advice = "Change into your checkout of this repository and try again."
         return Finding("progress", "warn", "outside the repository", advice=advice)
@@ -209,7 +209,7 @@ def check_state_folder(folder: Path | None) -> Finding:
 
 
 def check_start(start: Callable[[], Start]) -> Finding:
-    """Whether four ranks start, talk and agree, and how long a warm start takes."""
+    """Check that four ranks start, talk and agree, and time a warm start."""
     name = f"{NUM_RANKS} ranks"
     try:
         seen = start()

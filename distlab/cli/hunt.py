@@ -304,7 +304,7 @@ def _bare(clause: ClauseVerdict, is_plan: bool) -> ClauseVerdict:
 
 
 def _spread_of(clause: ClauseVerdict) -> str:
-    """Whether the ranks are wrong alike: a figure of the table, in words."""
+    """Say in words if the ranks are wrong in the same way."""
     wrong = [row for row in clause.evidence if row.state == "wrong"]
     got = {row.text.partition("expected")[0] for row in wrong}
     if len(wrong) < 2:

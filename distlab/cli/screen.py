@@ -96,7 +96,7 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def moves() -> bool:
-    """Whether standard output is a screen on which a line can be taken back."""
+    """Return True if standard output is a screen on which a line can be taken back."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -60,7 +60,7 @@ def open_page(path: Path, fragment: str = "") -> None:
 
 
 def has_screen() -> bool:
-    """Whether this is a terminal beside which a browser can open a window."""
+    """Return True if this is a terminal beside which a browser can open a window."""
     windows = sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

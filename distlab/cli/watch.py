@@ -376,7 +376,7 @@ class _Session:
 
 
 def _passed_last(entry: dict[str, Any]) -> bool:
-    """Whether a task has passed, and did so when it was judged last."""
+    """Return True if a task has passed, and did so when it was judged last."""
     return bool(entry.get("passed")) and not entry.get("fails_now")
 
 

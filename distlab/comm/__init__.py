@@ -1,8 +1,8 @@
-"""The one interface that learner code talks through, and its transports.
+"""The interface through which learner code communicates, and its transports.
 
-`Comm` is what a rank is handed. `TorchComm` carries it over torch.distributed's gloo
-or NCCL, `TcpComm` over plain sockets. `Journal`, `ByteMeter` and `PointToPointOnly`
-wrap any Comm.
+Each rank gets a `Comm`. `TorchComm` implements it over torch.distributed's gloo
+or NCCL, and `TcpComm` over plain sockets. `Journal`, `ByteMeter` and `PointToPointOnly`
+can wrap any Comm.
 """
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper

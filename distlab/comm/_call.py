@@ -1,7 +1,7 @@
-"""One call on a communicator as a record, and the base class of everything that wraps.
+"""A record of a call on a communicator, and the base class of all wrappers.
 
 A wrapper is a Comm around a Comm. Each method of `Wrapper` describes the call as a
-`Call` and hands it to `_around`, so that a wrapper is one method long:
+`Call` and passes it to `_around`, so a new wrapper only needs one method:
 
     learner ──▶ PointToPointOnly ──▶ Journal ──▶ ByteMeter ──▶ TorchComm ──▶ gloo
 """
@@ -35,7 +35,7 @@ COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What was asked of the communicator, without the data itself."""
+    """A call of the communicator, without the data itself."""
 
     op: str
     dst: int | None = None
@@ -51,7 +51,7 @@ class Call:
 
 
 class Wrapper:
-    """A Comm that passes everything on, through the one door `_around`."""
+    """A Comm that passes every call on through `_around`."""
 
     def __init__(self, inner: Comm) -> None:
         self._inner = inner
@@ -66,28 +66,28 @@ class Wrapper:
 
     @property
     def rank(self) -> int:
-        """See `Comm.rank`."""
+        """Implement `Comm.rank`."""
         return self._inner.rank
 
     @property
     def world_size(self) -> int:
-        """See `Comm.world_size`."""
+        """Implement `Comm.world_size`."""
         return self._inner.world_size
 
     @property
     def local_rank(self) -> int:
-        """See `Comm.local_rank`."""
+        """Implement `Comm.local_rank`."""
         return self._inner.local_rank
 
     @property
     def device(self) -> torch.device:
-        """See `Comm.device`."""
+        """Implement `Comm.device`."""
         return self._inner.device
 
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.send`."""
+        """Implement `Comm.send`."""
         self._around(
             Call(op="send", dst=dst, tag=tag, sent=tensor, timeout_s=timeout_s),
             lambda: self._inner.send(tensor, dst, tag, timeout_s=timeout_s),
@@ -101,21 +101,21 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """See `Comm.recv`."""
+        """Implement `Comm.recv`."""
         return self._around(
             Call(op="recv", src=src, tag=tag, received=tensor, timeout_s=timeout_s),
             lambda: self._inner.recv(tensor, src, tag, timeout_s=timeout_s),
         )
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """See `Comm.isend`."""
+        """Implement `Comm.isend`."""
         return self._around(
             Call(op="isend", dst=dst, tag=tag, sent=tensor, blocking=False),
             lambda: self._inner.isend(tensor, dst, tag),
         )
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Work:
-        """See `Comm.irecv`."""
+        """Implement `Comm.irecv`."""
         return self._around(
             Call(op="irecv", src=src, tag=tag, received=tensor, blocking=False),
             lambda: self._inner.irecv(tensor, src, tag),
@@ -130,7 +130,7 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """Implement `Comm.sendrecv`."""
         self._around(
             Call(
                 op="sendrecv",
@@ -146,7 +146,7 @@ class Wrapper:
         )
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """See `Comm.barrier`."""
+        """Implement `Comm.barrier`."""
         self._around(
             Call(op="barrier", timeout_s=timeout_s),
             lambda: self._inner.barrier(timeout_s=timeout_s),
@@ -155,7 +155,7 @@ class Wrapper:
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.broadcast`."""
+        """Implement `Comm.broadcast`."""
         self._around(
             Call(
                 op="broadcast",
@@ -170,7 +170,7 @@ class Wrapper:
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> Work | None:
-        """See `Comm.all_reduce`."""
+        """Implement `Comm.all_reduce`."""
         return self._around(
             Call(
                 op="all_reduce",
@@ -190,7 +190,7 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.reduce`."""
+        """Implement `Comm.reduce`."""
         self._around(
             Call(
                 op="reduce",
@@ -211,7 +211,7 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """See `Comm.all_gather`."""
+        """Implement `Comm.all_gather`."""
         return self._around(
             Call(
                 op="all_gather",
@@ -234,7 +234,7 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """See `Comm.reduce_scatter`."""
+        """Implement `Comm.reduce_scatter`."""
         return self._around(
             Call(
                 op="reduce_scatter",
@@ -257,7 +257,7 @@ class Wrapper:
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """See `Comm.all_to_all`."""
+        """Implement `Comm.all_to_all`."""
         return self._around(
             Call(
                 op="all_to_all",
@@ -272,7 +272,7 @@ class Wrapper:
         )
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """See `Comm.new_group`."""
+        """Implement `Comm.new_group`."""
         group = self._around(
             Call(op="new_group", group=tuple(ranks)),
             lambda: self._inner.new_group(ranks),
@@ -280,9 +280,9 @@ class Wrapper:
         return None if group is None else self._wrap_group(group, ranks)
 
     def time(self) -> float:
-        """See `Comm.time`."""
+        """Implement `Comm.time`."""
         return self._inner.time()
 
     def abort(self) -> None:
-        """See `Comm.abort`."""
+        """Implement `Comm.abort`."""
         self._inner.abort()

@@ -1,4 +1,4 @@
-"""The start and the end of torch's default process group, for engines that need one."""
+"""Open and close torch's default process group, for engines that need one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 _LEFT: deque[Any] = deque(maxlen=4)
-"""A process that trains many times keeps the last few: the others have come to rest."""
+"""Keep this many old groups; by then, all older ones have come to rest."""
 
 
 def open_default_group(wire: str, device: torch.device, **place: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The disk of a service or a checkpoint, and what it promises after a crash.
+"""The disk of a service or a checkpoint, and its guarantees after a crash.
 
-What `write`, `append`, `rename` and `remove` do is seen by the next `read` at once. A
+The next `read` sees at once what `write`, `append`, `rename` and `remove` did. But a
 crash of the machine (not merely of the process) leaves less:
 
     written, appended   durable after `sync(path)`; before, any of it may be there, or
@@ -20,11 +20,11 @@ from typing import Protocol
 
 
 class DiskError(OSError):
-    """What a disk refuses: it is full, no such file, a path outside of its folder."""
+    """The disk is full, the file doesn't exist, or a path leads outside the folder."""
 
 
 class Disk(Protocol):
-    """Files in one folder, by their names there: "log", "log.tmp".
+    """The files in one folder, by names such as "log" or "log.tmp".
 
     Every method raises `DiskError` for a path that leads elsewhere.
     """
@@ -37,41 +37,41 @@ class Disk(Protocol):
         """
 
     def append(self, path: str, data: bytes) -> None:
-        """Put `data` at the end of the file, which is made if it is not there.
+        """Append `data` to the file, creating it if necessary.
 
         Raises:
             DiskError: the disk is full; a part of `data` may be there.
         """
 
     def sync(self, path: str) -> None:
-        """Make what the file holds durable; not its name: that needs `sync_folder`.
+        """Make the file's contents durable, but not its name; that takes `sync_folder`.
 
         Raises:
             DiskError: there is no such file.
         """
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, in one step; a file of that name is gone.
+        """Rename a file atomically, replacing any file of that name.
 
         Raises:
             DiskError: there is no file `source`.
         """
 
     def sync_folder(self) -> None:
-        """Make the names of the folder durable: what was made, renamed, removed."""
+        """Make the folder's names durable: files created, renamed or removed."""
 
     def read(self, path: str) -> bytes:
-        """All that the file holds.
+        """Read the whole file.
 
         Raises:
             DiskError: there is no such file.
         """
 
     def names(self) -> list[str]:
-        """The names of all files, sorted."""
+        """Return the names of all files, sorted."""
 
     def remove(self, path: str) -> None:
-        """Take a name, and so the file, away.
+        """Remove a file.
 
         Raises:
             DiskError: there is no such file.
@@ -82,10 +82,10 @@ _MOST_BYTES = 255  # of a name, on the file systems in use
 
 
 def require_name(path: str) -> None:
-    """A path is the name of a file in the disk's own folder.
+    """Require that a path names a file in the disk's own folder.
 
     Raises:
-        DiskError: it is not.
+        DiskError: it doesn't.
     """
     if not isinstance(path, str):
         raise TypeError(f"a path is a str, not {type(path).__name__}")
@@ -104,15 +104,15 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def require_bytes(data: bytes) -> None:
-    """What is written is bytes.
+    """Require bytes.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it isn't bytes.
     """
     if not isinstance(data, bytes):
         raise TypeError(f"a file holds bytes, not {type(data).__name__}")
 
 
 def no_file(path: str) -> DiskError:
-    """What to raise for a name that no file has."""
+    """Make the error for a file that doesn't exist."""
     return DiskError(f'there is no file "{path}"')

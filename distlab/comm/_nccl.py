@@ -1,4 +1,4 @@
-"""Messages over NCCL: none is launched alone that may have to wait for another.
+"""Launch NCCL's messages in groups, so that none waits for another to be launched.
 
     isend ─┐ noted                     rank 0   send → 1 ┐     rank 1   send → 0 ┐
     irecv ─┤ noted                              recv ← 1 ┘              recv ← 0 ┘
@@ -18,12 +18,12 @@ from distlab.comm._protocol import CommRefusedError
 
 
 class NcclMessages:
-    """The sends and receives of a rank that were started and not yet launched.
+    """Holds a rank's sends and receives that have started but aren't launched yet.
 
     NCCL connects two ranks when the first message between them is launched, and the
-    launch waits for that: two ranks that both send first would wait for each other. So
-    a start is only noted. Whoever has to wait, for a message or in a collective,
-    launches all that is noted as one group, whose members run side by side.
+    launch waits for that, so two ranks that both send first would wait for each other.
+    We therefore only note a start. Whoever has to wait, for a message or in a
+    collective, launches everything noted as one group, whose members run side by side.
     """
 
     def __init__(self, group: Any) -> None:
@@ -33,10 +33,10 @@ class NcclMessages:
     def note(
         self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int
     ) -> NcclMessage:
-        """Start a message; it is under way from the next launch on.
+        """Start a message, which the next launch sends on its way.
 
         Raises:
-            CommRefusedError: it has a tag. NCCL matches messages by their order.
+            CommRefusedError: it has a tag, but NCCL matches messages by their order.
         """
         if tag:
             raise CommRefusedError(f"{kind} with tag {tag}: NCCL knows no tags")
@@ -45,7 +45,7 @@ class NcclMessages:
         return message
 
     def launch(self) -> None:
-        """Hand all that is noted to NCCL, as one group."""
+        """Pass everything noted to NCCL as one group."""
         noted, self._noted = self._noted, []
         if not noted:
             return
@@ -58,7 +58,7 @@ class NcclMessages:
 
 
 class NcclMessage:
-    """One of them: to `TorchWork` what torch's Work is."""
+    """A message with the interface of torch's Work, for `TorchWork`."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class NcclMessage:
         self.work: Any = None
 
     def wait(self, timeout: timedelta) -> None:
-        """Until the group that it was launched in is over."""
+        """Wait until its group is over."""
         if self.work is None:
             self._messages.launch()
         self.work.wait(timeout)
 
     def is_completed(self) -> bool:
-        """Whether the group that it was launched in is over."""
+        """Return True if its group is over."""
         return self.work is not None and bool(self.work.is_completed())

@@ -82,13 +82,13 @@ class _CopiedBack:
         self._work, self._copies = work, copies
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         self._work.wait(timeout_s)
         copies, self._copies = self._copies, []
         _copy_back(copies)
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`: False until wait() has copied."""
+        """Implement `Work.is_completed`: False until wait() has copied."""
         return not self._copies and self._work.is_completed()
 
 

@@ -1,4 +1,4 @@
-"""The process groups of torch that `TorchComm` talks through: its own, and ready."""
+"""Make the process groups of torch that `TorchComm` uses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_gloo_group(
 
 
 def make_nccl_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    """The same with a GPU for each rank, shared if there are too few.
+    """Meet the other ranks, each with a GPU, shared if there are too few.
 
     Returns:
         torch's ProcessGroupNCCL; this process's current GPU is the rank's.
@@ -55,9 +55,9 @@ def make_nccl_group(store: Any, rank: int, world_size: int, timeout_s: float) ->
 
 
 def connected(group: Any, device: torch.device) -> Any:
-    """The ProcessGroupNCCL of a group of torch's, connected (collective).
+    """Return the ProcessGroupNCCL of a torch group after connecting it; collective.
 
-    A communicator needs all of its ranks, and a first message has only two.
+    Connecting a communicator needs all of its ranks, but a first message has only two.
     """
     backend = group._get_backend(device)
     if group.bound_device_id is None:

@@ -1,4 +1,4 @@
-"""The communicator as learner code sees it: names and meanings of torch.distributed.
+"""The communicator that learner code sees, with torch.distributed's names.
 
 Source: torch.distributed for the names; MPI for the object form (a rank is handed its
 communicator and never reaches for a global one).
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 ANY = -1
-"""As `src` of a `recv`: take the first message that arrives, from whichever rank."""
+"""Pass it as `src` to `recv` to take the first message that arrives from any rank."""
 
 
 class ReduceOp(Enum):
@@ -36,7 +36,7 @@ SUM = ReduceOp.SUM
 
 
 class CommRefusedError(ValueError):
-    """A call that can never succeed, refused before anything is sent.
+    """A call can never succeed, so we refuse it before sending anything.
 
     `kind` says why, for programs: "no such rank", "itself", "collective" (not available
     here), or "call" for all else.
@@ -48,7 +48,7 @@ class CommRefusedError(ValueError):
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionReset does
-    """A rank waited for a peer that died or did not answer within the time limit."""
+    """A rank waited for a peer that died or didn't answer within the time limit."""
 
     def __init__(
         self, rank: int, step: int, peer: int | str | None, waited_s: float
@@ -63,7 +63,7 @@ class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionRe
 
 
 class Work(Protocol):
-    """A transfer under way; its tensor is the transport's until `wait` returns."""
+    """A transfer under way; leave its tensor alone until `wait` returns."""
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the transfer is done.
@@ -73,20 +73,20 @@ class Work(Protocol):
         """
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once, as far as the transport tells.
+        """Return True if `wait` would return at once, as far as the transport knows.
 
-        gloo does not tell it of messages: False until `wait` has returned.
+        gloo doesn't tell us for messages, so this is False until `wait` has returned.
         """
 
 
 class Comm(Protocol):
-    """One rank's view of its group. All tensors are contiguous and on `device`.
+    """One rank's view of its group; all tensors are contiguous and on `device`.
 
-    Every wait takes `timeout_s` (seconds; None is the transport's own limit) and raises
-    `PeerLost` when it ends without the peer.
+    Every wait takes `timeout_s` in seconds (None means the transport's own limit), and
+    raises `PeerLost` if it ends without the peer.
 
-    With `async_op` a collective returns its Work at once; what goes in and what comes
-    out belong to the transport until `wait`, which is where the limit is given.
+    With `async_op`, a collective returns its Work at once. Leave its inputs and outputs
+    alone until `wait`, to which you then pass the limit.
     """
 
     @property
@@ -95,7 +95,7 @@ class Comm(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
 
     @property
     def local_rank(self) -> int:
@@ -103,7 +103,7 @@ class Comm(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors to be sent must live."""
+        """The device where tensors must be."""
 
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
@@ -138,17 +138,17 @@ class Comm(Protocol):
         """Send to `dst` and receive from `src` at the same time, which cannot hang."""
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Collective: wait until every rank of the group has come this far."""
+        """Wait until every rank of the group has called it; collective."""
 
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
-        """Collective: in place, every rank's `tensor` becomes that of rank `src`."""
+        """Copy rank `src`'s `tensor` to every rank, in place; collective."""
 
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> Work | None:
-        """Collective: in place, `tensor` becomes the reduction over all ranks."""
+        """Reduce `tensor` over all ranks, in place; collective."""
 
     def reduce(
         self,
@@ -158,7 +158,7 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Collective: on `dst`, in place, the reduction; undefined on other ranks."""
+        """Reduce `tensor` in place on `dst`; undefined on other ranks; collective."""
 
     def all_gather(
         self,
@@ -168,7 +168,7 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """Collective: `output` (world_size × input) holds every rank's `input`."""
+        """Gather every rank's `input` in `output` (world_size × input); collective."""
 
     def reduce_scatter(
         self,
@@ -179,7 +179,7 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """Collective: `output` is this rank's chunk of the reduction of `input`."""
+        """Reduce `input`, and put this rank's chunk of it in `output`; collective."""
 
     def all_to_all(
         self,
@@ -189,13 +189,13 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """Collective: chunk i of `input` goes to rank i; `output` holds what came."""
+        """Send chunk i of `input` to rank i, and receive into `output`; collective."""
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """Collective over this group: a Comm of `ranks`; None on ranks outside it."""
+        """Make a Comm of `ranks`, None on ranks outside; collective over this group."""
 
     def time(self) -> float:
-        """Seconds on a clock that never goes back (virtual in a simulated cluster)."""
+        """Return seconds on a clock that never goes back (virtual in a simulation)."""
 
     def abort(self) -> None:
-        """Give up on this group: waiting peers get an error instead of silence."""
+        """Give up on this group, so that waiting peers get an error, not silence."""

@@ -1,4 +1,4 @@
-"""A `Disk` on a folder of this machine."""
+"""Implement `Disk` on a folder of this machine."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # never write outside the folder
 
 
 class RealDisk:
-    """The files of one folder, which is made (and made durable) if it is not there.
+    """The files of one folder, which we create and make durable if necessary.
 
-    `sync` and `sync_folder` are fsync (on macOS F_FULLFSYNC): they return when the
+    `sync` and `sync_folder` call fsync (on macOS F_FULLFSYNC) and return once the
     drive says that it has the data. A rename is atomic. People sometimes move a file
     elsewhere when a disk fills up, and leave a link. You can read and remove such a
     link, but not write through it. We refuse pipes and folders that others put there.
 
     Raises:
-        DiskError: the folder cannot be made or opened.
+        DiskError: we can't create or open the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -52,36 +52,36 @@ class RealDisk:
                 _fsync_folder(parent)
 
     def write(self, path: str, data: bytes) -> None:
-        """See `Disk.write`."""
+        """Implement `Disk.write`."""
         self._put(path, data, os.O_TRUNC)
 
     def append(self, path: str, data: bytes) -> None:
-        """See `Disk.append`."""
+        """Implement `Disk.append`."""
         self._put(path, data, os.O_APPEND)
 
     def sync(self, path: str) -> None:
-        """See `Disk.sync`.
+        """Implement `Disk.sync`.
 
         Raises:
-            DiskError: no such file, or the drive failed: then what it holds is unknown.
+            DiskError: no such file, or the drive failed, so its contents are unknown.
         """
         with self._open(path, os.O_RDONLY | _NO_LINK) as file:
             _fsync(file)
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
+        """Implement `Disk.rename`."""
         require_name(target)
         opened = self._open(source, os.O_RDONLY | _NO_LINK)
         with opened, self._open_folder() as folder:
             os.replace(source, target, src_dir_fd=folder, dst_dir_fd=folder)
 
     def sync_folder(self) -> None:
-        """See `Disk.sync_folder`."""
+        """Implement `Disk.sync_folder`."""
         with self._open_folder() as folder:
             _fsync(folder)
 
     def read(self, path: str) -> bytes:
-        """See `Disk.read`."""
+        """Implement `Disk.read`."""
         with self._open(path, os.O_RDONLY) as file:
             parts = []
             while part := os.read(file, 1 << 20):
@@ -89,7 +89,7 @@ class RealDisk:
             return b"".join(parts)
 
     def names(self) -> list[str]:
-        """See `Disk.names`; pipes and folders are left out, but links are included.
+        """Implement `Disk.names`, without pipes and folders but with links.
 
         This includes broken links, because their disk may just not be mounted.
         """
@@ -101,7 +101,7 @@ class RealDisk:
             )
 
     def remove(self, path: str) -> None:
-        """See `Disk.remove`; if the path is a link, this removes the link."""
+        """Implement `Disk.remove`; if the path is a link, this removes the link."""
         require_name(path)
         with self._open_folder() as folder, _in_words(path):
             mode = os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a call before anything is sent."""
+"""Refuse calls that we know to be wrong before sending anything."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FORMS = {
 
 
 class Refusals:
-    """One rank's checks; each raises CommRefusedError with a sentence, or passes."""
+    """One rank's checks, each of which passes or raises a CommRefusedError."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
 
     def rank(self, peer: int, verb: str) -> None:
-        """The peer must exist."""
+        """Require that the peer exists."""
         if not isinstance(peer, int) or isinstance(peer, bool):
             raise CommRefusedError(
                 f"rank {self._rank} {verb} {_kind(peer)}: a rank is a whole number"
@@ -44,7 +44,7 @@ class Refusals:
             )
 
     def peer(self, peer: int, verb: str) -> None:
-        """The peer must exist and be another rank."""
+        """Require that the peer exists and is another rank."""
         self.rank(peer, verb)
         if peer == self._rank:
             raise CommRefusedError(
@@ -52,14 +52,14 @@ class Refusals:
             )
 
     def group(self, members: Sequence[int]) -> None:
-        """A group has members, each once, and they all exist."""
+        """Require that a group has members, each once, and that they all exist."""
         if not members or len(set(members)) != len(members):
             raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
         for member in members:
             self.rank(member, "makes a group with")
 
     def tensor(self, tensor: Tensor, op: str) -> None:
-        """What travels is a contiguous tensor."""
+        """Require a contiguous tensor."""
         if not isinstance(tensor, Tensor):
             raise CommRefusedError(
                 f"{op} takes a tensor, not {_kind(tensor)}: comm.{op}{_FORMS[op]}"
@@ -79,7 +79,7 @@ class Refusals:
             )
 
     def gathered(self, output: Tensor, input: Tensor, op: str) -> None:
-        """The output holds every rank's input."""
+        """Require an output with room for every rank's input."""
         self.tensor(output, op)
         self.tensor(input, op)
         if output.numel() != input.numel() * self._world_size:
@@ -90,7 +90,7 @@ class Refusals:
             )
 
     def chunks(self, output: Tensor, input: Tensor, op: str) -> None:
-        """The input holds one output for each rank."""
+        """Require an input with one output for each rank."""
         self.tensor(output, op)
         self.tensor(input, op)
         if input.numel() != output.numel() * self._world_size:
@@ -101,7 +101,7 @@ class Refusals:
             )
 
     def exchanged(self, output: Tensor, input: Tensor, op: str) -> None:
-        """Input and output have one size, which falls into a chunk for each rank."""
+        """Require equal sizes, divisible into a chunk for each rank."""
         self.tensor(output, op)
         self.tensor(input, op)
         if output.numel() != input.numel() or input.numel() % self._world_size:
@@ -111,7 +111,7 @@ class Refusals:
             )
 
     def limit(self, op: str, async_op: bool, timeout_s: float | None) -> None:
-        """Only who waits can have a limit."""
+        """Refuse a limit unless the call waits."""
         if async_op and timeout_s is not None:
             raise CommRefusedError(
                 f"{op} with async_op=True does not wait: give timeout_s={timeout_s} to "
@@ -119,7 +119,7 @@ class Refusals:
             )
 
     def unlike(self, sent: Tensor, received: Tensor) -> None:
-        """A copy to oneself needs the same size and dtype on both sides."""
+        """Require the same size and dtype on both sides of a copy to oneself."""
         if sent.numel() != received.numel() or sent.dtype != received.dtype:
             raise CommRefusedError(
                 f"sendrecv with itself: {sent.numel()} {sent.dtype} do not fit into "
@@ -127,7 +127,7 @@ class Refusals:
             )
 
     def whole_average(self, tensor: Tensor) -> None:
-        """Only numbers with a fraction can be averaged in place."""
+        """Refuse to average integers in place."""
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise CommRefusedError(
                 f"the average of {tensor.dtype} is not a whole number: reduce with SUM "

@@ -1,4 +1,4 @@
-"""A collective that was started: its Work for the caller, or its end."""
+"""Return a started collective's Work, or wait for its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ W = TypeVar("W", bound=Work)
 
 
 def later_or_now(work: W, async_op: bool, timeout_s: float | None = None) -> W | None:
-    """Hand `work` out if the caller waits for it, or else wait for it here."""
+    """Return `work` if the caller will wait for it, or else wait for it here."""
     if async_op:
         return work
     work.wait(timeout_s)

@@ -1,10 +1,10 @@
-"""The Comm that runs on torch.distributed: gloo on CPUs, NCCL on GPUs.
+"""Implement Comm on torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
-It is built on a process group of its own, not on torch's default one: nothing global
-is set up, so two runs in one process cannot meet by accident. `TorchComm.from_default`
-joins the default group where a real launcher (torchrun) has made it.
+It has its own process group instead of using torch's default one, so nothing global
+is set up and two runs in one process can't meet by accident. `TorchComm.from_default`
+joins the default group of a launcher such as torchrun.
 
-Guide: the contract of each call is in `Comm`; here is only how torch fulfils it.
+Guide: `Comm` has the contract of each call; this is only how torch fulfils it.
 Source: torch.distributed.ProcessGroup (2.11 to 2.14) for the calls underneath.
 """
 
@@ -43,13 +43,13 @@ _REDUCE: dict[ReduceOp, Any] = {
 class TorchComm:
     """A rank's communicator over one torch.distributed process group.
 
-    Limits: on gloo, a send or recv that runs into its `timeout_s` closes this rank's
+    Limits: on gloo, a send or recv that exceeds its `timeout_s` closes this rank's
     connections to the whole group, so every later call raises PeerLost, here and on
     those who wait for this rank. A collective that times out closes nothing. torch's
-    reduce_scatter on gloo heeds no `timeout_s`: its wait ends with the group's limit.
-    NCCL has no tags and no receiving from anyone: both are refused. There an isend sets
-    out with the next call that waits, and a limit of time does not bound the first
-    contact between two ranks, nor is a dead peer noticed: the runner sees that.
+    reduce_scatter on gloo ignores `timeout_s`, so its wait ends with the group's limit.
+    NCCL has no tags and can't receive from anyone, so we refuse both. There, an isend
+    sets out with the next call that waits, a time limit doesn't bound the first contact
+    between two ranks, and only the runner notices a dead peer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TorchComm:
         host: str = groups.LOOPBACK,
         local_rank: int | None = None,
     ) -> TorchComm:
-        """Meet the other ranks through `store` (collective) and form a group.
+        """Meet the other ranks through `store` and form a group; collective.
 
         On gloo, `host` is this machine's address by which the other ranks reach it.
         Without a `local_rank` all ranks count as ranks of one machine.
@@ -134,27 +134,27 @@ class TorchComm:
 
     @property
     def rank(self) -> int:
-        """See `Comm.rank`."""
+        """Implement `Comm.rank`."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """See `Comm.world_size`."""
+        """Implement `Comm.world_size`."""
         return self._world_size
 
     @property
     def local_rank(self) -> int:
-        """See `Comm.local_rank`."""
+        """Implement `Comm.local_rank`."""
         return self._local_rank
 
     @property
     def device(self) -> torch.device:
-        """See `Comm.device`."""
+        """Implement `Comm.device`."""
         return self._device
 
     @property
     def timeout_s(self) -> float:
-        """The limit of a wait that has none of its own."""
+        """Return the default limit of a wait."""
         return self._timeout_s
 
     # ── point to point ──────────────────────────────────────────────────────────────
@@ -163,7 +163,7 @@ class TorchComm:
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.send`."""
+        """Implement `Comm.send`."""
         self.isend(tensor, dst, tag).wait(timeout_s)
 
     @plain
@@ -175,7 +175,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """See `Comm.recv`."""
+        """Implement `Comm.recv`."""
         if src != ANY:
             self.irecv(tensor, src, tag).wait(timeout_s)
             return src
@@ -190,14 +190,14 @@ class TorchComm:
 
     @plain
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TorchWork:
-        """See `Comm.isend`."""
+        """Implement `Comm.isend`."""
         self._refuse.peer(dst, "sends to")
         self._refuse.tensor(tensor, "send")
         return self._message("send", tensor, dst, tag)
 
     @plain
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TorchWork:
-        """See `Comm.irecv`."""
+        """Implement `Comm.irecv`."""
         self._refuse.peer(src, "receives from")
         self._refuse.tensor(tensor, "recv")
         return self._message("recv", tensor, src, tag)
@@ -212,7 +212,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """Implement `Comm.sendrecv`."""
         self._refuse.tensor(send_tensor, "sendrecv")
         self._refuse.tensor(recv_tensor, "sendrecv")
         if dst == src == self._rank:  # one rank alone: its own neighbor on both sides
@@ -229,14 +229,14 @@ class TorchComm:
     # ── collectives ─────────────────────────────────────────────────────────────────
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """See `Comm.barrier`."""
+        """Implement `Comm.barrier`."""
         self._work(self._group.barrier, None).wait(timeout_s)
 
     @plain
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.broadcast`."""
+        """Implement `Comm.broadcast`."""
         self._refuse.rank(src, "broadcasts from")
         self._refuse.tensor(tensor, "broadcast")
         options = dist.BroadcastOptions()
@@ -248,7 +248,7 @@ class TorchComm:
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> TorchWork | None:
-        """See `Comm.all_reduce`."""
+        """Implement `Comm.all_reduce`."""
         self._refuse.tensor(tensor, "all_reduce")
         finish = self._averager(tensor, op)
         options = dist.AllreduceOptions()
@@ -267,7 +267,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.reduce`."""
+        """Implement `Comm.reduce`."""
         self._refuse.rank(dst, "reduces to")
         self._refuse.tensor(tensor, "reduce")
         finish = self._averager(tensor, op)
@@ -289,7 +289,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> TorchWork | None:
-        """See `Comm.all_gather`."""
+        """Implement `Comm.all_gather`."""
         self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
         parts = list(_numbers(output).view(self._world_size, -1).unbind(0))
@@ -307,7 +307,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> TorchWork | None:
-        """See `Comm.reduce_scatter`."""
+        """Implement `Comm.reduce_scatter`."""
         self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         finish = self._averager(output, op)
@@ -330,7 +330,7 @@ class TorchComm:
         *,
         timeout_s: float | None = None,
     ) -> TorchWork | None:
-        """See `Comm.all_to_all`."""
+        """Implement `Comm.all_to_all`."""
         self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
         both = _numbers(output), _numbers(input)
@@ -338,7 +338,7 @@ class TorchComm:
         return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """See `Comm.new_group`."""
+        """Implement `Comm.new_group`."""
         members = list(ranks)
         self._refuse.group(members)
         name = f"group{self._num_groups}:{members}"
@@ -361,11 +361,11 @@ class TorchComm:
         return group
 
     def time(self) -> float:
-        """See `Comm.time`."""
+        """Implement `Comm.time`."""
         return time.monotonic()
 
     def abort(self) -> None:
-        """See `Comm.abort`."""
+        """Implement `Comm.abort`."""
         for group in (self, *self._groups):
             group._close()
 

@@ -1,4 +1,4 @@
-"""A torch.distributed transfer under way, and torch's ways of saying: the peer is gone.
+"""Wrap torch.distributed's Work, and recognize its errors about a lost peer.
 
 Source: torch.distributed.Work, and the messages of gloo's TCP transport.
 """
@@ -23,7 +23,7 @@ _LOST_SIGNS = (
 
 
 class TorchWork:
-    """A transfer under way; translates torch's ways of saying that a peer is gone."""
+    """A transfer under way, which turns torch's errors about a lost peer into ours."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TorchWork:
         self._is_done = False
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         if self._is_done:  # torch's gloo would wait for one more message
             return
         started = time.monotonic()
@@ -58,14 +58,14 @@ class TorchWork:
             finish()
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._is_done or bool(self._work.is_completed())
 
     def source(self) -> int:
-        """Who sent what this receive from anyone took."""
+        """Return the sender of the message that this receive from anyone took."""
         return int(self._work._source_rank())
 
 
 def says_peer_is_gone(message: str) -> bool:
-    """Whether an error of torch means a lost peer, not a mistake in the call."""
+    """Return True if an error of torch means a lost peer, not a mistake in the call."""
     return any(sign in message.lower() for sign in _LOST_SIGNS)

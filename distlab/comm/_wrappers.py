@@ -1,4 +1,4 @@
-"""Three wrappers: write every call down, count its bytes, refuse the collectives."""
+"""Three wrappers that log every call, count its bytes, and refuse collectives."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TORCH_FOLDER = str(Path(sys.modules["torch"].__file__ or "").parent)
 
 
 class Journal(Wrapper):
-    """Write each call down before it starts and after it ends.
+    """Log each call before it starts and after it ends.
 
-    What is written *before* a call is what makes a hang readable: the last line of a
+    The line written *before* a call makes a hang readable, because the last line of a
     rank that hangs says where it waits, and for whom. `sink` gets one `Event` at a
     time; ranks in it are those of the outermost group.
 
@@ -141,7 +141,7 @@ class _JournalledWork:
         self._work, self._journal, self._number = work, journal, number
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         self._journal._sink(
             {
                 "k": "wait",
@@ -160,17 +160,17 @@ class _JournalledWork:
         self._journal._sink({"k": "exit", "n": self._number, "t": time.monotonic()})
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._work.is_completed()
 
 
 @dataclass
 class Traffic:
-    """What one rank has sent so far, its subgroups included.
+    """One rank's traffic so far, including its subgroups.
 
-    `before_call`, if there is one, is called before each call begins. `note` gets the
-    name of a call that blocks, or of a posted one that is waited for, and when it
-    began; at its end an empty name.
+    We call `before_call`, if there is one, before each call begins. `note` gets the
+    name of a blocking call, or of a posted one that the rank waits for, and when it
+    began. At its end, it gets an empty name.
     """
 
     messages: int = 0
@@ -180,13 +180,13 @@ class Traffic:
     note: Callable[[str, float], None] | None = None
 
     def add(self, copies: float, num_bytes: int) -> None:
-        """Count a call that sends `num_bytes` so many times."""
+        """Count a call that sends `num_bytes` this many times."""
         self.messages += copies > 0
         self.sent_bytes += copies * num_bytes
 
     @contextmanager
     def timed(self, op: str = "") -> Iterator[None]:
-        """Add the seconds spent inside the block to `in_calls_s`; note `op`, if any."""
+        """Add the seconds spent in the block to `in_calls_s`; note `op`, if any."""
         started = time.monotonic()
         if op and self.note:
             self.note(op, started)
@@ -201,8 +201,8 @@ class Traffic:
 class ByteMeter(Wrapper):
     """Count the messages and bytes a rank sends and the seconds it spends in calls.
 
-    Point-to-point calls are counted as they are. A library collective hides how it
-    moves its data, so it is counted by the formula of a bandwidth-optimal algorithm
+    We count point-to-point calls as they are. A library collective hides how it
+    moves its data, so we count it by the formula of a bandwidth-optimal algorithm
     (n ranks, S bytes of the tensor sent): all_reduce 2(n-1)/n S, reduce_scatter and
     all_to_all (n-1)/n S, all_gather and broadcast by its root (n-1) S, reduce S,
     barrier 0.
@@ -248,17 +248,17 @@ class _TimedWork:
         self._work, self._traffic, self._op = work, traffic, op
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         with self._traffic.timed(self._op):
             self._work.wait(timeout_s)
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._work.is_completed()
 
 
 class PointToPointOnly(Wrapper):
-    """Hand out send and recv only: the unit that builds collectives gets none."""
+    """Allow send and recv only, for the unit that builds collectives."""
 
     def __init__(self, inner: Comm, *, building: str = "the collectives") -> None:
         super().__init__(inner)
@@ -303,10 +303,10 @@ def _facts(tensor: object, shape: str, dtype: str) -> Event:
 
 
 def call_site(frame: FrameType | None) -> Event:
-    """The innermost line outside distlab and torch, or else outside distlab.comm.
+    """Find the innermost line outside distlab and torch, or else outside distlab.comm.
 
-    `via` is the file and line from which that function was called, if outside as well:
-    a collective of the learner's own may be right, and called in the wrong place.
+    `via` is the file and line that called this function, if outside as well, because
+    a learner's own collective may be right but called in the wrong place.
     """
     site: Event = {"file": "", "line": 0, "via": None}
     while frame is not None:

@@ -1,4 +1,4 @@
-"""The shared store as a service: set, get, wait, add, compare_set, as messages.
+"""Run the shared store as a service: set, get, wait, add, compare_set as messages.
 
     request   op (1 byte), then its parts, each after its length (4 bytes)
     reply     0 and the value, or 1 and what was wrong
@@ -17,7 +17,7 @@ _DONE, _WRONG = b"\0", b"\1"
 
 
 class Op(IntEnum):
-    """What is asked of the store."""
+    """Operations of the store."""
 
     SET = 1  # key, value
     GET = 2  # key; answered once there is a value
@@ -27,17 +27,17 @@ class Op(IntEnum):
 
 
 class KeyValues:
-    """A `Service`: what it is told, it keeps in memory, as long as it lives."""
+    """A `Service` that keeps its values in memory for as long as it lives."""
 
     def __init__(self, max_bytes: int = 1 << 28) -> None:
         self.stored: dict[bytes, bytes] = {}
         self._max_bytes, self._num_bytes = max_bytes, 0
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """See `Handle`.
+        """Implement `Handle`.
 
         Raises:
-            ValueError: the message is no request.
+            ValueError: the message isn't a request.
         """
         op, parts = _parts(message)
         stored = self.stored
@@ -74,33 +74,33 @@ class KeyValues:
 
 
 class StoreByCalls:
-    """A `Store` kept by a service; `ask(message, timeout_s)` calls it."""
+    """A `Store` that a service keeps; `ask(message, timeout_s)` calls it."""
 
     def __init__(self, ask: Callable[[bytes, float], bytes]) -> None:
         self._ask = ask
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
+        """Implement `Store.set`."""
         self._do(Op.SET, key, value)
 
     def get(self, key: str, *, timeout_s: float | None = None) -> bytes:
-        """See `Store.get`."""
+        """Implement `Store.get`."""
         return self._do(Op.GET, key, timeout_s=timeout_s)
 
     def wait(self, keys: Sequence[str], *, timeout_s: float | None = None) -> None:
-        """See `Store.wait`."""
+        """Implement `Store.wait`."""
         self._do(Op.WAIT, *keys, timeout_s=timeout_s)
 
     def add(self, key: str, amount: int) -> int:
-        """See `Store.add`.
+        """Implement `Store.add`.
 
         Raises:
-            ValueError: what is there is no whole number.
+            ValueError: the value isn't an integer.
         """
         return int(self._do(Op.ADD, key, str(amount)))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """See `Store.compare_set`."""
+        """Implement `Store.compare_set`."""
         return self._do(Op.COMPARE_SET, key, expected, desired)
 
     def _do(self, op: Op, *parts: str | bytes, timeout_s: float | None = None) -> bytes:

@@ -1,24 +1,24 @@
-"""What a service is made of, on real processes and in virtual time alike.
+"""Building blocks of a service, on real processes as well as in virtual time.
 
 A service (a store, a rendezvous, a parameter server) is a plain object. It answers
-messages and does no input or output of its own; a disk and a clock are handed in.
+messages and does no input or output of its own; it gets a disk and a clock.
 
     handle(peer, message) -> reply        answered now
     handle(peer, message) -> None         not yet: the message is offered again
     on(event, now_s) -> actions           optional: what happens beside messages
 
-Whoever carries messages to a service keeps a `Pending`. Both sides keep the same one,
-so that "offered again" means the same on both:
+Whoever carries messages to a service keeps a `Pending`. Both sides use the same class,
+so "offered again" means the same on both:
 
-* A message that got None is offered again after every later message, and after every
-  event, in the order of arrival, until it is answered. A pass in which one is answered
-  is followed by another pass.
-* So `handle` sees such a message more than once. What it notes of a message before it
-  gives None must be the same however often it is noted (a set of ranks, not a count).
-* It is dropped unanswered when its caller has given up (`until_s`), or is gone.
+* We offer a message that got None again after every later message, and after every
+  event, in the order of arrival, until it's answered. If a pass answers one, we make
+  another pass.
+* So `handle` sees such a message more than once. Whatever it notes before it
+  returns None must survive being noted again (use a set of ranks, not a count).
+* We drop it unanswered when its caller has given up (`until_s`) or is gone.
 * Requests carry the caller's own number, counted by each caller from 1. A request that
-  arrives again with the number of one that waits takes the place of that one. Copies
-  are not thrown away otherwise: to count each once is the service's own work.
+  arrives again with the number of one that waits takes the place of that one. We don't
+  drop other copies, so the service itself must count each request once.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ as long as it is connected.
 
 
 class Service(Protocol):
-    """What answers messages; it may also have `on`, see `Reacts`."""
+    """Answers messages; it may also have `on`, see `Reacts`."""
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """See `Handle`."""
+        """Implement `Handle`."""
 
 
 @runtime_checkable
 class Reacts(Protocol):
-    """What decides on events: a service that has `on`, or a launcher.
+    """Decides on events: a service that has `on`, or a launcher.
 
     Events and actions are plain values. A service is given `Started` (once, first),
     `PeerGone` and `Tick`, and can ask for `WakeAt`; a launcher has its own.
     """
 
     def on(self, event: object, now_s: float) -> Sequence[object]:
-        """What to do about `event`; `now_s` never goes back."""
+        """Decide what to do about `event`; `now_s` never goes back."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """The service has just been made: for the first time, or again after a crash."""
+    """The service has just been made, for the first time or again after a crash."""
 
 
 @dataclass(frozen=True)
 class PeerGone:
-    """A caller's connection is closed: its process has ended, or died."""
+    """A caller's connection is closed, because its process has ended or died."""
 
     peer: int
 
@@ -87,7 +87,7 @@ class WakeAt:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContext:
-    """What a service is handed when it is made; `clock.sleep` is not for it."""
+    """A service's surroundings, which it gets when made; it mustn't `clock.sleep`."""
 
     disk: Disk
     clock: Clock
@@ -109,7 +109,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a request: a reply, or what `handle` raised."""
+    """The outcome of a request: a reply, or the error that `handle` raised."""
 
     request: Request
     reply: bytes
@@ -117,7 +117,7 @@ class Answer:
 
 
 class Pending:
-    """The requests that a service could not answer yet."""
+    """The requests that a service couldn't answer yet."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -127,7 +127,7 @@ class Pending:
         return len(self._waiting)
 
     def take(self, request: Request, now_s: float) -> list[Answer]:
-        """Offer a request that has just arrived; returns all that is answered now."""
+        """Offer a request that has just arrived; return everything answered now."""
         answer = self._offer(request)
         if answer is None:
             self._waiting[request.peer, request.number] = request
@@ -138,7 +138,7 @@ class Pending:
     def offer_again(
         self, now_s: float, *, besides: Request | None = None
     ) -> list[Answer]:
-        """Offer all that wait, as after an event; `besides` was offered just now."""
+        """Offer all waiting requests again, except `besides`, which we just offered."""
         answers: list[Answer] = []
         while True:
             found = self._pass(now_s, besides)
@@ -148,9 +148,9 @@ class Pending:
             besides = None
 
     def forget(self, peer: int, before: float = math.inf) -> None:
-        """Offer nothing of this caller again, or nothing with a number below `before`.
+        """Drop this caller's requests, or those with a number below `before`.
 
-        It is gone, or has given these up.
+        Use it if the caller is gone or has given up on them.
         """
         for key in [k for k in self._waiting if k[0] == peer and k[1] < before]:
             del self._waiting[key]

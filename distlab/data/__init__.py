@@ -1,1 +1,1 @@
-"""The data that the course trains on."""
+"""Load the data that the course trains on."""

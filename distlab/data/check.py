@@ -1,4 +1,4 @@
-"""Every image of a folder decoded once: what is there, and what cannot be used."""
+"""Decode every image of a folder once, and report those that can't be used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODES = {
 
 @dataclass
 class SplitReport:
-    """Of one split: sizes, problems, and how many images are converted, by kind."""
+    """A split's sizes and problems, and how many images we convert, by kind."""
 
     num_classes: int = 0
     num_images: int = 0
@@ -32,13 +32,13 @@ class SplitReport:
 
     @property
     def num_usable(self) -> int:
-        """Images that decode."""
+        """Return the number of images that decode."""
         return self.num_images - sum(p.name in self._failed for p in self.problems)
 
     _failed: set[str] = field(default_factory=set)
 
     def as_json(self) -> dict[str, object]:
-        """Plain values; the names of problems as they are printed."""
+        """Return plain values, with the names of problems as we print them."""
         return {
             "classes": self.num_classes,
             "images": self.num_images,
@@ -53,10 +53,10 @@ class SplitReport:
 
 
 def check(root: Path, *, num_workers: int = 1) -> dict[str, SplitReport]:
-    """Decode every image of every split that there is.
+    """Decode every image of every split.
 
     Raises:
-        DataError: nothing can be read at all: there is neither a folder nor a shard of
+        DataError: there is nothing to read: neither a folder nor a shard of
             a split, or no image in any.
     """
     reports: dict[str, SplitReport] = {}
@@ -80,7 +80,7 @@ def check(root: Path, *, num_workers: int = 1) -> dict[str, SplitReport]:
 
 
 def printable(text: str) -> str:
-    """A name as one line: é stays é, a newline and bytes without a meaning do not."""
+    """Print a name on one line: é stays é, but escape newlines and invalid bytes."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

@@ -1,9 +1,9 @@
-"""The bytes of an image file become RGB pixels, or one `ImageError` that says why not.
+"""Decode the bytes of an image file to RGB, or raise an `ImageError` that says why not.
 
-Data sets from the web hold what no specification promises: CMYK and 16-bit files, GIFs,
+Data sets from the web have all kinds of surprises: CMYK and 16-bit files, GIFs,
 text named .jpg, files that end too early, and files of a few bytes that unpack to
-gigabytes. What has a defined meaning as RGB is converted; everything else is refused
-before memory is taken for it.
+gigabytes. We convert whatever has a defined meaning as RGB, and refuse everything else
+before we allocate memory for it.
 
 Source: Pillow, Concepts (modes) and the reference of Image.open and Image.draft,
 https://pillow.readthedocs.io/en/stable/.
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""What is decoded. Pillow knows more, and some of them start other programs."""
+"""Formats we decode. Pillow knows more, but some of them start other programs."""
 
 MAX_PIXELS = 80_000_000
-"""Of one image: 240 MB as RGB. The largest of ImageNet's has 2 % of that."""
+"""Limit for one image: 240 MB as RGB. ImageNet's largest has 2 % of that."""
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _BACKGROUND = "white"  # behind what is transparent
@@ -31,7 +31,7 @@ _TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
 class ImageError(ValueError):
-    """A file is no image that can be used. `kind` is one of KINDS."""
+    """A file isn't a usable image; `kind` is one of KINDS."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -54,10 +54,10 @@ KINDS = {
 
 
 def open_image(data: bytes) -> Image:
-    """The image with its size and mode; its pixels are not decoded yet.
+    """Open an image to get its size and mode, without decoding pixels yet.
 
     Raises:
-        ImageError: it is empty, of no known format, or too large.
+        ImageError: it's empty, too large, or in an unknown format.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -82,13 +82,13 @@ def open_image(data: bytes) -> Image:
 
 
 def to_rgb(image: Image) -> Image:
-    """Decode and convert: mode RGB, of the same size; an animation's first frame.
+    """Decode an image, or an animation's first frame, to mode RGB of the same size.
 
-    Gray, CMYK and palettes as Pillow converts them; of 16 bits the upper eight; what is
-    transparent lies on white.
+    Pillow converts gray, CMYK and palettes. Of 16 bits, we keep the upper eight, and
+    put transparent pixels on white.
 
     Raises:
-        ImageError: the file is cut short, corrupt, or its mode has no meaning as RGB.
+        ImageError: the file is truncated or corrupt, or its mode has no RGB meaning.
     """
     try:
         with warnings.catch_warnings():
@@ -106,10 +106,10 @@ def to_rgb(image: Image) -> Image:
 
 
 def decode(data: bytes) -> Image:
-    """An image of mode RGB from the bytes of its file.
+    """Decode the bytes of an image file to mode RGB.
 
     Raises:
-        ImageError: it cannot be used.
+        ImageError: we can't use it.
     """
     return to_rgb(open_image(data))
 

@@ -1,4 +1,4 @@
-"""Real handwritten digits, 8×8 pixels each, from inside scikit-learn's wheel.
+"""Load real handwritten digits, 8×8 pixels each, from inside scikit-learn's wheel.
 
 Source: UCI, Optical Recognition of Handwritten Digits (1998), the part that
 scikit-learn ships: 1,797 images. Nothing is downloaded.
@@ -30,7 +30,7 @@ class Digits:
 
 
 def load_digits_split(seed: int = 0) -> Digits:
-    """1,437 images to train on and 360 held out; the same split for the same seed.
+    """Load 1,437 images to train on and 360 held out, split by the seed.
 
     You get your own copy of the tensors, so you may change them.
 

@@ -1,4 +1,4 @@
-"""Fetch a known image set: each file checked to the bit before it gets its name."""
+"""Download a known image set, and check each file's bits before naming it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE = 1 << 16
 
 
 class DownloadError(OSError):
-    """No mirror had the right file; the sentence says what each of them did."""
+    """No mirror had the right file; the message says what each of them did."""
 
 
 def download(
@@ -31,13 +31,13 @@ def download(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Put the four files of `known` into `folder`; those that are right stay.
+    """Download the four files of `known` into `folder`, unless they're already right.
 
-    The environment's DISTLAB_MIRROR, an address, takes the place of the known mirrors.
+    An address in the environment's DISTLAB_MIRROR replaces the known mirrors.
 
     Raises:
-        DownloadError: a file could not be had from any mirror.
-        OSError: the folder cannot be written.
+        DownloadError: no mirror had one of the files.
+        OSError: we can't write to the folder.
     """
     own = os.environ.get("DISTLAB_MIRROR")
     mirrors = (own,) if own else known.mirrors

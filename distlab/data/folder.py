@@ -1,8 +1,8 @@
-"""An image folder in ImageNet's layout: split/class/file, each class a folder.
+"""Read an image folder in ImageNet's layout, split/class/file.
 
     DIR/train/n01440764/n01440764_18.JPEG        DIR/val/n01440764/…
 
-Classes are numbered in the order of their names, by code points, so that every machine
+We number classes in the order of their names, by code points, so that every machine
 numbers them alike. Files may lie deeper than that; all of them belong to the class.
 Folders that tools and desktops create, such as .ipynb_checkpoints, are ignored.
 """
@@ -23,7 +23,7 @@ SUFFIXES = (
 )  # fmt: skip
 
 MAX_BYTES = 1 << 28
-"""Of one file: 256 MiB."""
+"""Limit for one file: 256 MiB."""
 
 _OF_SYSTEMS = ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN")
 
@@ -38,10 +38,10 @@ def is_hidden(name: str) -> bool:
 
 
 class FolderSource:
-    """The files of one split. `problems` are what the folder's listing showed.
+    """The files of one split; `problems` are those found while listing the folder.
 
-    With `classes`, those of train, another split is numbered like it; a class that
-    train lacks cannot be numbered, so its files are not used.
+    Pass train's classes as `classes` to number another split in the same way. We can't
+    number a class that train lacks, so we skip its files.
 
     Raises:
         DataError: the folder cannot be read, or has no image in any class.
@@ -81,14 +81,14 @@ class FolderSource:
         return len(self.names)
 
     def name(self, index: int) -> str:
-        """The path of a file below the root."""
+        """Return the path of a file below the root."""
         return self.names[index]
 
     def read(self, index: int) -> bytes:
-        """The bytes of a file.
+        """Read the bytes of a file.
 
         Raises:
-            ImageError: it cannot be read.
+            ImageError: we can't read it.
         """
         try:
             return read_regular(self.root / self.names[index])
@@ -98,7 +98,7 @@ class FolderSource:
             raise ImageError(kind, error.strerror or str(error)) from error
 
     def groups(self) -> list[range]:
-        """All files may be read in any order: one group."""
+        """Return one group, because all files may be read in any order."""
         return [range(len(self))]
 
     def _files(self, folder: Path) -> Iterator[str]:
@@ -134,11 +134,11 @@ class FolderSource:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file; not of a pipe or a device, which might never end.
+    """Read a regular file, but not a pipe or a device, which might never end.
 
     Raises:
-        ImageError: it is no regular file, or has more than MAX_BYTES.
-        OSError: it cannot be read.
+        ImageError: it isn't a regular file, or has more than MAX_BYTES.
+        OSError: we can't read it.
     """
     # Without O_NONBLOCK, opening a pipe waits until something writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""One file in IDX form, plain or packed with gzip, checked before it is used.
+"""Read a file in IDX format, plain or gzipped, and check it before use.
 
 Source: LeCun, Cortes, Burges, The MNIST database, the section on file formats.
 
@@ -6,7 +6,7 @@ Source: LeCun, Cortes, Burges, The MNIST database, the section on file formats.
             unsigned     number of          sizes, 4 bytes each,
             bytes        dimensions         the most significant first
 
-A file that is not what its header says is answered with one sentence that names it.
+If a file doesn't match its header, the error says so in a sentence that names it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _KINDS = {1: "labels", 3: "images"}
 
 
 class IdxError(ValueError):
-    """A file of images or labels cannot be used; the sentence names it and says why."""
+    """We can't use a file of images or labels; the message names it and says why."""
 
 
 def read_idx(path: Path, num_dims: int, *, sha256: str = "") -> Bytes:
-    """The values of an IDX file of unsigned bytes with `num_dims` dimensions.
+    """Read an IDX file of unsigned bytes with `num_dims` dimensions.
 
     With `sha256`, the unpacked bytes of the whole file must have that checksum.
 
     Raises:
-        IdxError: the file cannot be read, or is not what it should be.
+        IdxError: we can't read the file, or it isn't what it should be.
     """
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "is not there"

@@ -1,4 +1,4 @@
-"""Image sets of four IDX files, such as MNIST: found, checked, made into tensors."""
+"""Find, check and load image sets of four IDX files, such as MNIST."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-"""The four files, images and labels in turn; the second pair is held out."""
+"""The four files, images and labels in turn; we hold out the second pair."""
 
 SIDE = 28  # pixels
 NUM_CLASSES = 10
@@ -27,12 +27,12 @@ _LAYOUTS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last three: torch
 _NUM_DIMS = {name: 3 if "images" in name else 1 for name in NAMES}
 
 Files = dict[str, Path]
-"""Where each of the four NAMES lies."""
+"""The path of each of the four NAMES."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSet:
-    """A set whose files are known to the bit. `places` are folders to look in."""
+    """A set of files with known checksums; `places` are folders to look in."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class Images:
 
 @functools.cache
 def known_sets() -> dict[str, KnownSet]:
-    """The sets of idx_sets.toml by their names."""
+    """Return the sets of idx_sets.toml by name."""
     path = Path(__file__).with_suffix(".toml")
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
@@ -69,13 +69,13 @@ def known_sets() -> dict[str, KnownSet]:
 
 
 def cache_folder(name: str) -> Path:
-    """Where a downloaded set is kept: in DISTLAB_DATA, or else in ~/.cache/distlab."""
+    """Return the folder for a downloaded set: DISTLAB_DATA or ~/.cache/distlab."""
     home = os.environ.get("DISTLAB_DATA")
     return (Path(home) if home else Path.home() / ".cache" / "distlab") / name
 
 
 def find_files(folder: Path) -> Files:
-    """The four files in `folder`, under their usual names, plain or packed.
+    """Find the four files in `folder`, under their usual names, plain or packed.
 
     All four come from the same subfolder, so the labels of one set are never combined
     with the images of another.
@@ -119,7 +119,7 @@ def _one_of(paths: list[Path]) -> Path:
 
 
 def usual_files(known: KnownSet) -> Files | None:
-    """The four files where they usually are: downloaded, or from a package."""
+    """Find the four files in the usual places: downloaded, or from a package."""
     for place in (cache_folder(known.name), *known.places):
         if place.is_dir():
             try:
@@ -130,10 +130,10 @@ def usual_files(known: KnownSet) -> Files | None:
 
 
 def read_images(files: Files, known: KnownSet | None = None) -> Images:
-    """The four files as tensors; those of a known set must be it, to the bit.
+    """Read the four files as tensors; a known set must match its checksums.
 
     Raises:
-        IdxError: one of the files is damaged, or does not fit the others.
+        IdxError: one of the files is damaged, or doesn't fit the others.
     """
     values = {
         name: read_idx(

@@ -1,12 +1,12 @@
-"""Images of a folder or of shards as a data set that any loader can use.
+"""Make a data set that any loader can use from the images of a folder or of shards.
 
     images = open_images(Path("DIR"), "train", TrainTransform(size=224), seed=0)
     images.set_epoch(3)                     # before each epoch: other regions, flips
     pixels, target = images[17]             # uint8 (C, S, S), int
     normalized(batch)                       # float, on the device of the batch
 
-What is random in a sample comes from (seed, epoch, index) and from nothing else: not
-from the rank, the data worker, or what was read before. So a resumed run, and one on
+All randomness in a sample comes from (seed, epoch, index) and from nothing else: not
+from the rank, the data worker, or earlier reads. So a resumed run, and one on
 another number of ranks, reads the same pixels.
 
 Each data worker has its own copy of the data set, and persistent workers keep it from
@@ -42,7 +42,7 @@ _FEWEST_GOOD = 1 / 50  # of 50 samples in a row one must be readable
 
 
 class Source(Protocol):
-    """Where samples come from: FolderSource and ShardSource."""
+    """Interface of the sources of samples: FolderSource and ShardSource."""
 
     classes: tuple[str, ...]
     targets: list[int]
@@ -51,20 +51,20 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """How a person finds the sample."""
+        """Return a name by which a person can find the sample."""
         ...
 
     def read(self, index: int) -> bytes:
-        """The bytes of its file; ImageError if they cannot be read."""
+        """Read the bytes of its file; raise ImageError if we can't."""
         ...
 
     def groups(self) -> list[range]:
-        """Samples that should be read together, such as those of a shard."""
+        """Return groups of samples to read together, such as those of a shard."""
         ...
 
 
 class Sample(NamedTuple):
-    """An image, or none, if it could not be used; `problem` says why."""
+    """An image, or None if we can't use it; `problem` says why."""
 
     image: Tensor | None
     target: int
@@ -72,10 +72,10 @@ class Sample(NamedTuple):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Samples by number. `classes`, `targets` and `problems` are the source's.
+    """Samples by number; `classes`, `targets` and `problems` are the source's.
 
-    An image that cannot be used is never fatal, unless `strict`: `images[i]` is then
-    the next one that can, and the log says so. Who counts exactly uses `sample(i)`.
+    An unusable image is never fatal unless `strict` is set. Instead, `images[i]`
+    returns the next usable one, and the log says so. To count exactly, use `sample(i)`.
 
     set_epoch also reaches the data workers of torch's loader, even persistent ones. A
     new `transform`, `seed` or `strict` doesn't, so after such a change, workers that
@@ -112,7 +112,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch for which we draw what is random in a sample."""
+        """Return the epoch for which we draw random numbers."""
         self._own()
         return int(self._shared[0])
 
@@ -121,7 +121,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on, draw samples for `epoch`, also in data workers."""
+        """Draw samples for `epoch` from now on, also in data workers."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, must be at least 0")
         self._own()
@@ -129,7 +129,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def transform(self) -> Transform:
-        """The transform that is applied to each image."""
+        """Return the transform that we apply to each image."""
         transform: Transform = self._settings["transform"]
         return transform
 
@@ -139,7 +139,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def seed(self) -> int:
-        """The seed of everything that is random in a sample."""
+        """Return the seed of all randomness in a sample."""
         return int(self._settings["seed"])
 
     @seed.setter
@@ -148,7 +148,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @property
     def strict(self) -> bool:
-        """True if an image that can't be used raises an error."""
+        """Return True if an unusable image raises an error."""
         return bool(self._settings["strict"])
 
     @strict.setter
@@ -156,7 +156,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self._change("strict", strict)
 
     def sample(self, index: int, epoch: int | None = None) -> Sample:
-        """Sample `index` as it is in `epoch`, by default that of set_epoch.
+        """Return sample `index` as it is in `epoch`, by default that of set_epoch.
 
         Raises:
             IndexError: there is no such sample; index -1 is the last.
@@ -183,14 +183,14 @@ class Images(Dataset[tuple[Tensor, int]]):
         return Sample(image, target)
 
     def usable(self, index: int, epoch: int | None = None) -> tuple[Tensor, int, int]:
-        """The image and target at `index`, or the next ones that can be used.
+        """Return the image and target at `index`, or the next usable ones.
 
         Returns (image, target, number of samples skipped). After the last sample, the
         search continues with the first.
 
         Raises:
             IndexError: there is no such sample.
-            DataError: none of 50 in a row can be used.
+            DataError: 50 in a row are unusable.
         """
         size, index = len(self), self._place(index)
         for skipped in range(min(size, round(1 / _FEWEST_GOOD))):
@@ -256,9 +256,9 @@ def open_images(
     seed: int = 0,
     strict: bool = False,
 ) -> Images:
-    """The images of a split: of DIR/split-*.tar if there are any, or of DIR/split.
+    """Open the images of a split: DIR/split-*.tar if there are any, or DIR/split.
 
-    Without a transform, that of ImageNet: 224 × 224, random for train only.
+    The default transform is ImageNet's: 224 × 224, random for train only.
 
     Raises:
         DataError: there are none, or, with `strict`, there is a problem.
@@ -273,7 +273,7 @@ def open_images(
 
 
 def open_source(root: Path, split: str) -> Source:
-    """The source of a split; classes are numbered as in train.
+    """Open the source of a split, with classes numbered as in train.
 
     Raises:
         DataError: there is neither a folder nor a shard, there are both, or they have

@@ -1,4 +1,4 @@
-"""Batches of images for one rank, decoded in processes, resumable at every batch.
+"""Load batches of images for one rank; you can resume at every batch.
 
     loader = ImageLoader(images, 256, rank, world_size, seed=0, num_workers=4)
     for epoch in range(loader.epoch, 90):
@@ -6,10 +6,10 @@
         for batch in loader:                    # batch.images uint8 (N, C, S, S)
             ...                                 # loader.state_dict() at any moment
 
-An epoch is one order of all samples, split into global batches, and each of those over
-the ranks: as in task 1.10, so the position fits any number of ranks. A data worker is
+An epoch is one order of all samples, split into global batches, each split over
+the ranks as in task 1.10, so the position fits any number of ranks. A data worker is
 told (epoch, index) of each sample and keeps nothing between them, so workers live as
-long as the loader, and one that dies is replaced: the loader goes on at the same batch.
+long as the loader. If one dies, we replace it and continue at the same batch.
 If you change the images' transform, the next epoch starts new workers. If a second loop
 uses the workers during a loop, for example to peek at a batch, they start again too.
 """
@@ -41,29 +41,29 @@ _WINDOW = 8  # shards whose samples are shuffled together
 
 
 class Batch(NamedTuple):
-    """Images (N, C, S, S) uint8 and targets (N,) int64; what could not be used."""
+    """Images (N, C, S, S) uint8, targets (N,) int64, and the unusable samples."""
 
     images: Tensor
     targets: Tensor
     problems: tuple[Problem, ...]
 
     def pin_memory(self) -> Batch:
-        """The same in pinned memory; called by torch's loader."""
+        """Move the batch to pinned memory; torch's loader calls this."""
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.problems)
 
 
 class ImageLoader(EpochLoops):
-    """A rank's batches of each epoch; all ranks construct it alike, except `rank`.
+    """Yields a rank's batches; all ranks construct it alike, except for `rank`.
 
-    With `is_train`, an image that cannot be used is replaced by the next that can, so
-    that batches keep their size. Otherwise it is left out: an evaluation then counts
-    each usable image once. `problems` has both, by name.
+    With `is_train`, we replace an unusable image by the next usable one, so
+    that batches keep their size. Otherwise we leave it out, so an evaluation counts
+    each usable image once. `problems` names both.
 
     A loop begins with the first batch of the epoch. After load_state_dict, loops begin
     at the loaded position, until one reaches the end or another epoch starts.
 
-    `wait_s` is how long iterating has waited for batches, `worker_restarts` how often
-    data workers were replaced.
+    `wait_s` counts the seconds spent waiting for batches, and `worker_restarts` how
+    often we replaced data workers.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class ImageLoader(EpochLoops):
             yield batch
 
     def batches(self) -> list[list[int]]:
-        """The samples of this rank in this epoch, one list per step."""
+        """Return this rank's samples in this epoch, one list per step."""
         order, size = self.order(), self.global_batch_size
         starts = range(0, self.num_samples, size)
         return [order[s : s + size][self.rank :: self.world_size] for s in starts]
 
     def order(self) -> list[int]:
-        """All samples in the order of this epoch: the same on every rank.
+        """Return all samples in this epoch's order, which is the same on every rank.
 
-        Shards are shuffled, then the samples of every few of them together.
+        We shuffle the shards, then the samples of every few shards together.
         """
         groups = self.images.source.groups()
         if not self.shuffle:
@@ -152,7 +152,7 @@ class ImageLoader(EpochLoops):
         return order
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order depends on; fit for JSON.
+        """Return the position and what the order depends on, ready for JSON.
 
         A state saved after the last batch says that no batch of this epoch is left.
         """

@@ -1,4 +1,4 @@
-"""An image folder and shards from images that this machine has: nothing is downloaded.
+"""Make an image folder and shards from this machine's images, without downloads.
 
     digits          scikit-learn's 1,797 handwritten digits (UCI, 1998): 8 × 8 pixels,
                     enlarged to 32 × 32; ten classes
@@ -7,7 +7,7 @@
     fashion-mnist   70,000 pictures of clothes, 28 × 28, where its files are (Debian:
                     dataset-fashion-mnist, or `distlab ddp --download`)
 
-The photos are for trying and timing what reads photographs; a model of three
+The photos are for trying and timing code that reads photographs; a model of three
 photographs is of no use.
 """
 
@@ -44,7 +44,7 @@ _PHOTOS = {
 
 
 class Picture(NamedTuple):
-    """An image for a split and a class; `whence` says which image it is of its set."""
+    """An image for a split and a class; `whence` identifies it within its set."""
 
     split: str
     target: int
@@ -54,7 +54,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A set of images: its classes, where they come from, and how many there may be."""
+    """A set of images: its classes, their origin, and their number."""
 
     classes: tuple[str, ...]
     source: str
@@ -65,10 +65,10 @@ class Recipe:
 def make(root: Path, kind: str = "digits", *, num_images: int = 0) -> str:
     """Write DIR/train, DIR/val and DIR/shards; a fifth is val. Returns one sentence.
 
-    The same arguments give the same pixels. `num_images` takes fewer than there are.
+    The same arguments give the same pixels. `num_images` limits their number.
 
     Raises:
-        DataError: the folder is not empty, or the images are not here.
+        DataError: the folder isn't empty, or this machine lacks the images.
     """
     known = recipes()
     if kind not in known:
@@ -92,7 +92,7 @@ def make(root: Path, kind: str = "digits", *, num_images: int = 0) -> str:
 
 
 def shards_of(root: Path, split: str, *, per_shard: int = 500) -> int:
-    """Write the files of a split as shards, shuffled once; how many shards."""
+    """Write a split's files as shards, shuffled once; return how many shards."""
     source = FolderSource(root, split)
     order = list(range(len(source)))
     Random(0).shuffle(order)  # or each shard would have one class
@@ -105,7 +105,7 @@ def shards_of(root: Path, split: str, *, per_shard: int = 500) -> int:
 
 
 def recipes() -> dict[str, Recipe]:
-    """The sets of images by name."""
+    """Return the sets of images by name."""
     names = tuple(str(digit) for digit in range(10))
     sklearn = "scikit-learn's digits"
     photos = "scikit-learn's china.jpg and flower.jpg and matplotlib's grace_hopper.jpg"

@@ -1,4 +1,4 @@
-"""What is wrong with files of a data set: named and counted, not raised."""
+"""Name and count problems in a data set's files instead of raising errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """A file or folder that is not used as it stands: which, of what kind, and why."""
+    """A file or folder that we can't use as it is, with the kind of problem and why."""
 
     name: str
     kind: str
@@ -23,11 +23,11 @@ class Problem:
 
 
 class DataError(ValueError):
-    """A data set cannot be used at all, or has problems where none were allowed."""
+    """A data set is unusable, or has problems although you allowed none."""
 
 
 def counted(problems: Iterable[Problem]) -> dict[str, int]:
-    """How many there are of each kind, the most frequent first."""
+    """Count the problems of each kind, the most frequent first."""
     return dict(Counter(problem.kind for problem in problems).most_common())
 
 
@@ -38,10 +38,10 @@ def summary(problems: Sequence[Problem]) -> str:
 
 
 def refuse(problems: Sequence[Problem], where: object) -> None:
-    """For who asked for no problem at all.
+    """Raise an error if there is any problem.
 
     Raises:
-        DataError: there is one; the sentence has their kinds, and the first by name.
+        DataError: there is one; the message counts the kinds, and names the first.
     """
     if problems:
         raise DataError(f"{where} has problems: {summary(problems)}")

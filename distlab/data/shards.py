@@ -1,14 +1,14 @@
-"""Shards in WebDataset's layout: tar files whose neighboring files make a sample.
+"""Read and write WebDataset's shards, tar files whose neighbors form a sample.
 
     train-000000.tar: 000000000.jpg 000000000.cls 000000001.jpg 000000001.cls …
 
 Source: the WebDataset format, https://github.com/webdataset/webdataset: files of a
 sample share their name up to the first dot; .cls holds the class as a decimal number.
 
-Reading is by position, not by stream: an index of a shard says where each image's bytes
-are, so a sample has a number, an epoch has each of them once, on any number of ranks
-and data workers, and a run resumes at its next sample. The order of an epoch shuffles
-the shards, then the samples of a few of them together: reads stay in a few files.
+We read by position, not as a stream. A shard's index says where each image's bytes
+are, so each sample has a number, an epoch has each of them once on any number of ranks
+and data workers, and a run resumes at its next sample. To keep reads in a few files, an
+epoch shuffles the shards, and then the samples of a few shards at a time.
 
 Shards may come from any program. We match the files of a sample by name, even if they
 aren't next to each other, and skip hidden files that desktops create. If we can't tell
@@ -49,7 +49,7 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"
 
 
 class Member(NamedTuple):
-    """Where the image of a sample is in its shard, and its class."""
+    """The place of a sample's image in its shard, and its class."""
 
     key: str
     offset: int
@@ -102,14 +102,14 @@ class ShardSource:
         return len(self.members)
 
     def name(self, index: int) -> str:
-        """The shard and the key of a sample."""
+        """Return the shard and the key of a sample."""
         return f"{self.paths[self._shard(index)].name}/{self.members[index].key}"
 
     def read(self, index: int) -> bytes:
-        """The bytes of a sample's image.
+        """Read the bytes of a sample's image.
 
         Raises:
-            ImageError: the shard cannot be read.
+            ImageError: we can't read the shard.
             DataError: the shard has been overwritten since the source was made.
         """
         shard, member = self._shard(index), self.members[index]
@@ -130,7 +130,7 @@ class ShardSource:
         return data
 
     def groups(self) -> list[range]:
-        """The samples of each shard: what should be read together."""
+        """Return the samples of each shard, which should be read together."""
         ends = [*self.starts[1:], len(self.members)]
         spans = zip(self.starts, ends, strict=True)
         return [range(start, end) for start, end in spans if end > start]
@@ -263,7 +263,7 @@ def _write_index(path: Path, stamp: Stamp, members: list[Member]) -> None:
 
 
 def scan_shard(path: Path) -> tuple[list[Member], list[Problem]]:
-    """The samples of a shard, by its headers; what follows damage is lost."""
+    """List a shard's samples by its headers; everything after damage is lost."""
     groups: list[tuple[str, Files]] = []
     problems: list[Problem] = []
     members: list[Member] = []
@@ -289,7 +289,7 @@ def scan_shard(path: Path) -> tuple[list[Member], list[Problem]]:
 
 
 Files = dict[str, tuple[int, int, bytes]]
-"""By suffix: offset and length of a file in the shard; the text of a short one."""
+"""Maps a suffix to a file's offset and length, or to the text of a short one."""
 
 
 def _groups(

@@ -1,7 +1,7 @@
-"""A text to learn from: 180 paragraphs in the course's own words, 31,740 letters.
+"""Load a text to learn from: 180 paragraphs of the course, 31,740 letters.
 
-`course.txt` is a file of its own, so that a changed guideline changes no loss. The
-paragraphs are taken from many places and need not follow from each other.
+`course.txt` is a separate file, so that editing a guideline changes no loss. The
+paragraphs come from many places and needn't follow from each other.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Text:
-    """Letters as tokens: `tokens` (N,) are places in `letters`, which is sorted."""
+    """Letters as tokens: `tokens` (N,) are indices into `letters`, which is sorted."""
 
     letters: str
     tokens: Tensor
 
     def batch(self, shape: tuple[int, int], *, seed: int, step: int) -> Tensor:
-        """(B, T) tokens: B passages of T letters, the same for whoever asks."""
+        """Return (B, T) tokens: B passages of T letters, the same for every caller."""
         size, length = shape
         generator = torch.Generator().manual_seed(1_000_003 * seed + step)
         last = len(self.tokens) - length
@@ -31,7 +31,7 @@ class Text:
 
 
 def load_text() -> Text:
-    """The text that comes with distlab; nothing is downloaded.
+    """Load the text that comes with distlab, without a download.
 
     You get your own copy of the tokens, so you may change them.
     """

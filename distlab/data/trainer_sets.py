@@ -1,4 +1,4 @@
-"""The image sets of the trainer by name: torch data sets of (image, class)."""
+"""Open the trainer's image sets by name, as torch data sets of (image, class)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from distlab.data.transforms import EvalTransform, TrainTransform
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSets:
-    """Images are (channels, image_size, image_size), targets whole numbers.
+    """Training and validation sets of (channels, image_size, image_size) images.
 
-    float32 in [0, 1]; those of a folder are uint8. `identity` is the set's name. For a
-    folder, it depends on the classes and their numbers, but not on where the folder is.
+    Images are float32 in [0, 1], or uint8 from a folder. `identity` is the set's name.
+    For a folder, it depends on the classes and their numbers, but not on where the
+    folder is.
     """
 
     train: Dataset[Any]
@@ -39,13 +40,13 @@ FOLDER_SIZE = 224  # pixels of a side, if nothing else is asked for
 def open_sets(
     name: str, num_samples: int = 0, image_size: int = 0, seed: int = 0
 ) -> ImageSets:
-    """The set of this name; its first `num_samples` to train on, if that is not 0.
+    """Open the set of this name; train on its first `num_samples` if that isn't 0.
 
-    Any other name is that of a folder in ImageNet's layout, or of shards; its images
-    are cropped to `image_size`, at random places that depend on `seed`.
+    Any other name refers to a folder in ImageNet's layout or of shards, whose images
+    we crop to `image_size` at random places that depend on `seed`.
 
     Raises:
-        ValueError: there is no such set, or its files are not there, or damaged, or it
+        ValueError: there is no such set, its files are missing or damaged, or it
             has fewer samples.
     """
     if name == "digits":

@@ -1,13 +1,13 @@
-"""From an image to the input of a model: random for training, fixed for evaluation.
+"""Turn an image into a model's input, at random for training, fixed for evaluation.
 
 Source: C. Szegedy et al., Going Deeper with Convolutions (CVPR 2015), section 6, for
 the random resized crop; A. Krizhevsky et al., ImageNet Classification with Deep
 Convolutional Neural Networks (NeurIPS 2012), section 4.1, for flips and the centre.
 
-A transform gives uint8 (C, S, S): a fourth of the bytes of float32 on the way from the
-data workers to the device. `normalized` makes float of a batch where it is used. All
-that is random comes from the `random.Random` that is handed in, so that an image is the
-same again when a run is resumed.
+A transform returns uint8 (C, S, S), a quarter of float32's bytes on the way from the
+data workers to the device. `normalized` converts a batch to float where you use it. All
+randomness comes from the `random.Random` that you pass, so that an image is the
+same again when you resume a run.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the pixels of ImageNet, in [0, 1], by channel: the numbers that all models use."""
+"""Statistics of ImageNet's pixels in [0, 1], by channel, which all models use."""
 
 _TRIES = 10
 _LONGEST = 16  # times as long as wide
 Region = tuple[int, int, int, int]
-"""Left, top, right, bottom in pixels; right and bottom are not in it."""
+"""Left, top, right, bottom in pixels, without the right and bottom edge."""
 
 
 class Transform(Protocol):
-    """What a data set applies to each image. `shape` is that of all its results."""
+    """Interface of a data set's transform; all its results have shape `shape`."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -49,11 +49,11 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
-    """A random region, resized to size × size, flipped in half of the cases.
+    """Takes a random region, resizes it to size × size, and flips half of them.
 
-    `area` and `aspect` bound the region: its part of the image, and width by height.
-    With `draft`, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the region
-    still has size × size pixels then: much less work, and slightly other pixels.
+    `area` and `aspect` bound the region's share of the image, and its width by height.
+    With `draft`, we decode a large JPEG at 1/2, 1/4 or 1/8 of its size if the region
+    still has size × size pixels. This is much less work, but pixels differ slightly.
     """
 
     size: int = 224
@@ -85,7 +85,7 @@ class TrainTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform:
-    """The shorter side resized to `resize`, then the centre of size × size."""
+    """Resizes the shorter side to `resize`, and takes the centre of size × size."""
 
     size: int = 224
     resize: int = 256
@@ -130,10 +130,10 @@ def random_region(
     aspect: tuple[float, float],
     random: Random,
 ) -> Region:
-    """A region of an image of `size` (width, height), for training.
+    """Draw a region of an image of `size` (width, height) for training.
 
-    Ten tries at a part of the area and an aspect, whose logarithm is uniform; then the
-    centre, with the aspect that comes nearest to the image's.
+    Try ten times to draw an area and an aspect, whose logarithm is uniform. Then take
+    the centre, with the aspect nearest to the image's.
     """
     width, height = size
     low, high = math.log(aspect[0]), math.log(aspect[1])
@@ -170,7 +170,7 @@ def _drafted(image: Image, region: Region, size: int) -> Region:
 
 
 def pixels(image: Image, channels: int = 3) -> Tensor:
-    """Uint8 (C, H, W) of an image of mode RGB; with one channel, its brightness."""
+    """Convert an RGB image to uint8 (C, H, W); one channel means its brightness."""
     import numpy as np
 
     if channels == 1:
@@ -184,7 +184,7 @@ def normalized(
     std: tuple[float, ...] = STD,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(N, C, H, W) of `dtype` from uint8: (pixel / 255 - mean) / std, by channel."""
+    """Convert uint8 (N, C, H, W) to `dtype`: (pixel / 255 - mean) / std, by channel."""
     channels = images.shape[1]
     shift = torch.tensor(mean[:channels], dtype=dtype, device=images.device)
     scale = torch.tensor(std[:channels], dtype=dtype, device=images.device)

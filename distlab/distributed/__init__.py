@@ -1,4 +1,4 @@
-"""A small torch.distributed that stands on what the course builds.
+"""A small torch.distributed, built from the code that you write in the course.
 
     import distlab.distributed as dist
 
@@ -6,8 +6,8 @@
     model = dist.DistributedDataParallel(model)
     sampler = dist.DistributedSampler(dataset)
 
-Behind each name stands a task's code, the learner's where it has passed, or the
-reference's: `get_distributed_info()["units"]` lists them, `distlab use` chooses.
+Each name runs the code of a task: the learner's if it has passed, otherwise the
+reference's. `get_distributed_info()["units"]` lists them, `distlab use` chooses.
 """
 
 from distlab.comm import ReduceOp

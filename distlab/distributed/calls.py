@@ -37,10 +37,10 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def require_sendable(tensor: object) -> None:
-    """Refuse what is no tensor, or has no elements in a row in memory.
+    """Require a tensor whose elements lie in a row in memory.
 
     Raises:
-        ValueError: so it is.
+        ValueError: it isn't one.
     """
     if not isinstance(tensor, Tensor):
         what = type(tensor).__name__

@@ -17,12 +17,12 @@ from distlab.distributed.recomputation import Surroundings
 
 @contextmanager
 def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
-    """In this scope forward() of each block keeps its input only, for backward().
+    """Have forward() of each block keep only its input for backward().
 
     backward() runs the block again; it may be called in the scope or after it. A block
     takes one tensor that requires a gradient, its first argument, and returns a tensor.
-    Without `blocks`, they are those in an nn.Sequential or nn.ModuleList of any
-    wrapper of this process that have layers inside them, the outermost ones. The scope
+    Without `blocks`, we take those in an nn.Sequential or nn.ModuleList of any
+    wrapper of this process, namely the outermost ones with layers inside. The scope
     has the list of all blocks. A block may draw random numbers, run under autocast, and
     update buffers, such as batch norm's. The second run sees the same state as the
     first, and its updates are discarded. A block may not be part of a

@@ -54,7 +54,7 @@ def save_checkpoint(
     keep: int = 2,
     **parts: Stateful,
 ) -> None:
-    """Save all that a resume needs: bit-equal, with the same number of ranks.
+    """Save everything a resume needs to be bit-equal on the same number of ranks.
 
     Collective. `model` is data parallel or bare, `optimizer` any of torch's or the
     sharded one of 3.13. `parts` are what else has a state_dict(): scheduler, scaler,
@@ -104,7 +104,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | Path, model: nn.Module, optimizer: Stateful, **parts: Stateful
 ) -> int | None:
-    """Continue from the newest checkpoint in `folder`: its step; None: there is none.
+    """Load the newest checkpoint in `folder`; return its step, or None without one.
 
     Collective. Pass objects that were made like the saved ones. An incomplete
     checkpoint is skipped with a warning, and we load the one before it. All ranks load

@@ -1,11 +1,11 @@
-"""Copies of a run's state in memory: of its own rank, and of a part of the one before.
+"""Keep copies of a run's state in memory: a rank's own, and a part of its neighbor's.
 
-After each step every rank copies its state, and sends what only it has to the next
-rank. So after a death each part of the newest step is still in memory somewhere.
+After each step, every rank copies its state and sends the part that only it has to the
+next rank. So when a rank dies, each part of the newest step is still in some memory.
 
     rank 0   own ── 0 ──▶ rank 1   own ── 1 ──▶ rank 2   own ── 2 ──▶ rank 0
 
-Two steps are kept: a rank may have copied a step that another one has not.
+We keep two steps, because one rank may have copied a step that another one hasn't.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_KEPT = 2
 
 
 class Label(NamedTuple):
-    """Which state: after this step, in this generation; a newer one is larger."""
+    """Name a state by its step and generation; a newer one compares as larger."""
 
     step: int
     generation: int
@@ -42,7 +42,7 @@ NONE = Label(-1, -1)
 
 @dataclass
 class Slot:
-    """The state of one step, and the own part of the rank before this one."""
+    """Holds the state of one step, and the own part of the rank before this one."""
 
     memory: Copies = field(default_factory=Copies)
     label: Label = NONE
@@ -55,7 +55,7 @@ class Slot:
 
 
 class Holdings:
-    """What a process holds in memory of the newest steps."""
+    """Holds the newest steps in a process's memory."""
 
     def __init__(self) -> None:
         self._slots = [Slot() for _ in range(NUM_KEPT)]
@@ -78,17 +78,17 @@ class Holdings:
         return slot
 
     def forget_after(self, step: int) -> None:
-        """The group goes on from this step: newer ones are no longer the truth."""
+        """Forget newer steps, because the group continues from this one."""
         for slot in self._slots:
             if slot.label.step > step:
                 slot.label = NONE
 
     def find(self, label: Label) -> Slot | None:
-        """The slot of this label."""
+        """Return the slot with this label."""
         return next((slot for slot in self._slots if slot.label == label), None)
 
     def report(self) -> list[list[int]]:
-        """For the other members: [step, generation, rank, size, has theirs] each."""
+        """List [step, generation, rank, size, has theirs] of each slot for others."""
         return [
             [*slot.label, slot.rank, slot.size, int(bool(slot.theirs))]
             for slot in self._slots
@@ -98,7 +98,7 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyPlan:
-    """Which state all members take, and who has it, by ranks of the new group."""
+    """Says which state all members take, and which ranks of the new group have it."""
 
     label: Label
     size: int  # of the group that had the state
@@ -108,17 +108,17 @@ class CopyPlan:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks of the old group whose own part is in no memory."""
+        """Return the ranks of the old group whose own part is in nobody's memory."""
         return tuple(rank for rank in range(self.size) if rank not in self.owns)
 
 
 def plan_of(
     reports: Sequence[Sequence[Sequence[int]]], source: int | None = None
 ) -> CopyPlan | None:
-    """The newest state of which every part is held; the reports are in rank order.
+    """Choose the newest state of which every part is held; reports are in rank order.
 
-    With `source`, it is one that this rank holds. Where no state is full, the newest of
-    which any process has the shared part. None: no process holds any state yet.
+    With `source`, that rank must hold it. If no state is complete, choose the newest of
+    which any process has the shared part. Return None if nobody holds a state yet.
     """
     plans: dict[Label, CopyPlan] = {}
     for rank, report in enumerate(reports):
@@ -148,28 +148,28 @@ def plan_of(
 
 
 def encode_own(own: State) -> bytes:
-    """A rank's own part."""
+    """Encode a rank's own part."""
     tensors, meta = pack({}, own, 0, 1)
     return encode_shard(tensors, meta)
 
 
 def decode_own(data: bytes) -> State:
-    """The reverse of `encode_own`."""
+    """Decode what `encode_own` encoded."""
     return _unpack(decode_shard(data))[1]
 
 
 def encode_shared(slot: Slot) -> bytes:
-    """The shared part of a slot."""
+    """Encode the shared part of a slot."""
     return encode_shard(slot.shared, slot.shared_meta)
 
 
 def decode_shared(data: bytes) -> State:
-    """The reverse of `encode_shared`."""
+    """Decode what `encode_shared` encoded."""
     return _unpack(decode_shard(data))[0]
 
 
 def shared_of(slot: Slot) -> State:
-    """The shared part of a slot, as full_state returned it; its tensors are copies."""
+    """Return a slot's shared part as full_state returned it, with copied tensors."""
     # An optimizer may keep the tensors that it loads, and the slot's are used again.
     tensors = {name: tensor.clone() for name, tensor in slot.shared.items()}
     return _unpack(Shard(tensors, slot.shared_meta))[0]

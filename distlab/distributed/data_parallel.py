@@ -1,12 +1,12 @@
-"""DistributedDataParallel of phase 3 behind torch's names, and all of this process.
+"""Phase 3's DistributedDataParallel behind torch's names, and all its wrappers.
 
     forward()     the unit's; from now on this rank has a batch in this step
     backward()    the unit's hooks send the buckets; .grad is the mean when it returns
     no_sync()     .grad is this rank's own sum, until sync_gradients() or a backward()
                   outside
 
-A rank whose batches have run out takes part through join(), or through zero_loss() in
-each remaining step: both count only the ranks that have a batch, which needs
+A rank that has run out of batches takes part through join(), or through zero_loss() in
+each remaining step. Both count only the ranks that have a batch, so they need
 find_unused_parameters=True.
 """
 
@@ -35,7 +35,7 @@ from distlab.given.data_parallel import contiguous, tensors_in
 
 
 class DistributedDataParallel(nn.Module):
-    """The module; when backward() returns, every .grad is the mean over the ranks.
+    """Wrap a module so that backward() leaves the mean over the ranks in every .grad.
 
     Collective: every rank constructs it with the same arguments and a module of the
     same architecture, and the ranks check this. Every rank starts with rank 0's
@@ -125,12 +125,12 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def num_buckets(self) -> int:
-        """The number of messages that a synchronized backward() sends."""
+        """Return the number of messages that a synchronized backward() sends."""
         return len(self.__dict__["engine"].buckets)
 
     @property
     def comm_hook(self) -> Any:
-        """What sends a bucket; a compression hook has state that checkpoints save."""
+        """Return the hook that sends a bucket; checkpoints save its state."""
         return self.__dict__["engine"].comm_hook
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -173,10 +173,10 @@ class DistributedDataParallel(nn.Module):
             yield
 
     def join(self) -> Iterator[None]:
-        """After this rank's last batch: the remaining steps of the other ranks.
+        """Take part in the other ranks' remaining steps after this rank's last batch.
 
-        Every rank ends its loop with it. Gradients are then the mean over the ranks
-        that have a batch.
+        Call it on every rank at the end of its loop. Gradients are then the mean over
+        the ranks that have a batch.
 
         Raises:
             ValueError: find_unused_parameters is False.
@@ -200,7 +200,7 @@ class DistributedDataParallel(nn.Module):
             yield from self.__dict__["engine"].join()
 
     def zero_loss(self) -> Tensor:
-        """A loss of zero for a step in which this rank has no batch; call backward().
+        """Return a loss of zero for a step without a batch here; call backward() on it.
 
         Gradients are then the mean over the ranks that have one. A loss written as
         0 * sum of all parameters does the same; a loss that is zero because of its
@@ -228,7 +228,7 @@ class DistributedDataParallel(nn.Module):
     def sync_gradients(self) -> None:
         """Make .grad the mean over the ranks now, if it is not already; collective.
 
-        For what backward() has added under no_sync(). After a backward() that has
+        Use it for gradients added under no_sync(). After a backward() that has already
         synchronized, it does nothing.
 
         Example:
@@ -262,7 +262,7 @@ class DistributedDataParallel(nn.Module):
         require_equal_weights(self.__dict__["engine"].comm, self.module)
 
     def reset(self) -> None:
-        """The group is another one: forget the backward() that lost a peer."""
+        """Forget a backward() that lost a peer, because the group has changed."""
         engine = self.__dict__["engine"]
         engine.num_synced = 0  # a rank that joins now begins at 0
         engine.__dict__ |= {"arrived": set(), "unused": [], "usage_work": None}
@@ -294,7 +294,7 @@ class DistributedDataParallel(nn.Module):
 
 @contextlib.contextmanager
 def no_sync() -> Iterator[None]:
-    """`no_sync()` of every DistributedDataParallel of this process.
+    """Enter `no_sync()` of every DistributedDataParallel of this process.
 
     Example:
         init_process_group()
@@ -311,7 +311,7 @@ def no_sync() -> Iterator[None]:
 
 
 def sync_gradients() -> None:
-    """`sync_gradients()` of every DistributedDataParallel of this process; collective.
+    """Call `sync_gradients()` of all this process's wrapped models; collective.
 
     Example:
         init_process_group()
@@ -329,7 +329,7 @@ def sync_gradients() -> None:
 
 
 def wrappers() -> list[DistributedDataParallel]:
-    """Those of this process, in the order of their construction."""
+    """Return this process's wrappers in the order of their construction."""
     return [
         wrapper
         for wrapper in registry.alive()

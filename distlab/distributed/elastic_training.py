@@ -1,12 +1,12 @@
-"""Training that goes on when ranks die, join or leave: `elastic(state).steps(n)`.
+"""Keep training when ranks die, join or leave: `elastic(state).steps(n)`.
 
     for step in dist.elastic({"model": model, "optimizer": optimizer}).steps(1000):
         with step:
             …                      a batch, backward(), optimizer.step()
 
-Under `distlab.launch --standby K` a lost peer ends the `with` block early: the group
-is made anew, all ranks take the newest step that is complete, and the loop goes on
-from there. Under any other launcher a lost peer is an error, as everywhere.
+Under `distlab.launch --standby K`, a lost peer ends the `with` block early. The group
+is formed again, all ranks take the newest complete step, and the loop continues
+from there. Under any other launcher, a lost peer is an error as usual.
 
 Cost, under --standby: in each step a copy of the state in memory, and three messages,
 of which one has the state that only this rank has.
@@ -67,7 +67,7 @@ def elastic(
     folder: str | Path | None = None,
     save_every: int | None = None,
 ) -> Elastic:
-    """Train `state`, so that a lost rank costs no step; collective.
+    """Train `state` so that losing a rank costs no step; collective.
 
     `state` has "model" and "optimizer", and whatever else changes from step to step and
     has state_dict(): "scheduler", "scaler", … Or it is a `Run` of the unit
@@ -98,7 +98,7 @@ def elastic(
 
 
 class StepAttempt:
-    """One attempt at a step; `with` it everything that belongs to the step."""
+    """One attempt at a step; put everything that belongs to the step in its `with`."""
 
     def __init__(self, training: Elastic, index: int) -> None:
         self.index = index
@@ -122,7 +122,7 @@ class StepAttempt:
 
 
 class Elastic:
-    """A training whose group may change between two steps, and within one."""
+    """A training whose group may change between two steps or within one."""
 
     def __init__(
         self, run: Run, folder: str | Path | None, save_every: int | None
@@ -149,7 +149,7 @@ class Elastic:
         self._mark = 0  # checksum of the parts after the newest step
 
     def steps(self, num_steps: int) -> Iterator[StepAttempt]:
-        """Each step until `num_steps` are completed; one that was lost comes again.
+        """Yield attempts until `num_steps` steps are complete, repeating a lost step.
 
         Raises:
             RuntimeError: a step's block was not run with `with step:`.
@@ -207,7 +207,7 @@ class Elastic:
             sys.exit(SAVED)
 
     def _is_over(self) -> bool:
-        """Whether all ranks have completed the last step; if not, regroup."""
+        """Return True if all ranks have completed the last step; if not, regroup."""
         if self._group is None or self._group.member.wait_until_over():
             return True
         self._regroup()

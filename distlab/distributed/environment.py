@@ -1,4 +1,4 @@
-"""Which rank this process is, and where the ranks meet: arguments, then environment.
+"""Find this process's rank and where ranks meet, from arguments or the environment.
 
 rank         RANK         SLURM_PROCID       set by torchrun or by srun
 world_size   WORLD_SIZE   SLURM_NTASKS
@@ -45,7 +45,7 @@ def read_place(
     rank: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Place:
-    """The place that the arguments and the environment name.
+    """Read the place from the arguments, or else from the environment.
 
     Raises:
         ValueError: something is missing or no integer, or the rank or the local rank
@@ -75,7 +75,7 @@ def read_place(
 def read_local_rank(
     environment: Mapping[str, str] | None = None, other: int = 0
 ) -> int:
-    """This process's number on its node; `other` if the environment doesn't say.
+    """Read this process's number on its node; `other` if the environment lacks it.
 
     Raises:
         ValueError: it is no integer, negative, or not below LOCAL_WORLD_SIZE.
@@ -92,7 +92,7 @@ def read_local_rank(
 
 
 def default_backend(environment: Mapping[str, str] | None = None) -> str:
-    """The backend that our launcher was told, or gloo."""
+    """Return the backend passed to our launcher, or gloo."""
     env = os.environ if environment is None else environment
     return env.get("DISTLAB_BACKEND") or "gloo"
 
@@ -111,9 +111,9 @@ def compares_calls(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def own_host(address: tuple[str, int] | None) -> str:
-    """The address of this machine by which the other ranks reach it.
+    """Return the address by which the other ranks reach this machine.
 
-    It is the one that the system would use to reach `address`; nothing is sent.
+    It is the one that the system would use to reach `address`, but we send nothing.
 
     Raises:
         ValueError: this machine can't reach the address, or can't look up its name.

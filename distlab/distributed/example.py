@@ -1,8 +1,8 @@
-"""The digits on N ranks with this library: an ordinary training script.
+"""An ordinary training script that trains on the digits with this library.
 
 torchrun --nproc-per-node 2 -m distlab.distributed.example --backend tcp
 
-With --checkpoint DIR it saves after each epoch, and goes on from the newest checkpoint.
+With --checkpoint DIR it saves after each epoch and continues from the newest one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEARNING_RATE, GLOBAL_BATCH = 0.2, 64
 
 
 class Trained(NamedTuple):
-    """What a training gave: the mean loss of each epoch, and the held-out accuracy.
+    """Result of a training: the mean loss of each epoch, and the held-out accuracy.
 
     `num_before`: epochs that were trained before the checkpoint it went on from.
     """
@@ -36,12 +36,12 @@ class Trained(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The weights in eight hex digits: equal exactly if all bits are."""
+        """Hash the weights to eight hex digits, which are equal if all bits are."""
         return hashlib.sha256(self.weights.numpy().tobytes()).hexdigest()[:8]
 
 
 def make_loader() -> tuple[dist.DistributedSampler, DataLoader[Any]]:
-    """This rank's shard of the digits, in batches of 1/n of the global batch."""
+    """Load this rank's shard of the digits, in batches of 1/n of the global batch."""
     digits = load_digits_split()
     data = TensorDataset(digits.train_inputs, digits.train_targets)
     sampler = dist.DistributedSampler(data, drop_last=True)
@@ -91,7 +91,7 @@ def train(
 
 
 def say_epoch(epoch: int, loss: float) -> None:
-    """Rank 0 prints a line."""
+    """Print a line on rank 0."""
     if dist.get_rank() == 0:
         print(f"epoch {epoch + 1}  training loss {loss:.4f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""The default group of this process: made, asked about, and destroyed."""
+"""Make, query and destroy the default group of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTING_S = 5.0
 
 @dataclass(frozen=True)
 class Group:
-    """A communicator, how it came about, and what ends it."""
+    """A communicator, how we got it, and what closes it."""
 
     comm: Comm
     backend: str
@@ -51,14 +51,14 @@ def init_process_group(
 ) -> None:
     """Meet the other ranks and make the default group; collective.
 
-    Without arguments the place comes from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-    and MASTER_PORT, which a launcher sets, or from the variables that srun sets. One
-    process alone needs nothing of that. `backend` is "gloo", "nccl" or "tcp"; without
-    it, what `distlab.launch --backend` said, or gloo. `timeout_s` limits every wait for
+    Without arguments, we read the place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+    and MASTER_PORT, which a launcher sets, or from the variables that srun sets. A
+    single process needs none of them. `backend` is "gloo", "nccl" or "tcp"; without
+    it, `distlab.launch --backend` decides, or gloo. `timeout_s` limits every wait for
     another rank. Over "tcp" the ranks meet through the store of 3.17.
 
     Raises:
-        ValueError: no such backend, or something of the place is missing.
+        ValueError: the backend doesn't exist, or a part of the place is missing.
         RuntimeError: there is a default group already.
         PeerLost, MeetingError: a rank did not come within `timeout_s`.
 
@@ -86,10 +86,10 @@ def init_process_group(
 
 
 def destroy_process_group() -> None:
-    """End the default group of this process; without one, do nothing.
+    """Close the default group of this process; without one, do nothing.
 
-    Call it on every rank: it waits up to 5 s for the others, so that none loses this
-    rank in its last collective. While an exception is under way it does not wait.
+    Call it on every rank. It waits up to 5 s for the others, so that none loses this
+    rank in its last collective. While an exception propagates, it doesn't wait.
 
     Example:
         init_process_group("tcp")
@@ -118,7 +118,7 @@ def before_destruction(end: Callable[[], None]) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has a default group.
+    """Return True if this process has a default group.
 
     Example:
         assert not is_initialized()
@@ -129,7 +129,7 @@ def is_initialized() -> bool:
 
 
 def default_comm() -> Comm:
-    """The default group's communicator: what every task of the course is given.
+    """Return the default group's communicator, which every task of the course gets.
 
     Raises:
         RuntimeError: there is no default group.
@@ -144,7 +144,7 @@ def default_comm() -> Comm:
 
 
 def require_group() -> Group:
-    """The default group.
+    """Return the default group.
 
     Raises:
         RuntimeError: there is none.
@@ -155,13 +155,13 @@ def require_group() -> Group:
 
 
 def has_rank() -> bool:
-    """Whether this process knows its rank; under --standby only from the first step."""
+    """Return True if this process knows its rank; with --standby, from step 0 on."""
     comm = require_group().comm
     return not isinstance(comm, RegroupingComm) or comm.is_set_up
 
 
 def get_rank() -> int:
-    """This process's rank in the default group.
+    """Return this process's rank in the default group.
 
     Example:
         init_process_group()
@@ -171,7 +171,7 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """The number of ranks of the default group.
+    """Return the number of ranks in the default group.
 
     Example:
         init_process_group()
@@ -181,10 +181,10 @@ def get_world_size() -> int:
 
 
 def get_distributed_info() -> dict[str, Any]:
-    """What runs here, and whose code it is; also before init_process_group.
+    """Describe what runs here and whose code it is, even before init_process_group.
 
-    `units` has a row for each task that a public name stands on: its number, its id,
-    whose code is used (mine or reference) and the digest of that code.
+    `units` has a row for each task that a public name uses, with its number, its id,
+    whose code runs (mine or reference) and the digest of that code.
 
     Example:
         assert not get_distributed_info()["initialized"]

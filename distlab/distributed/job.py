@@ -1,4 +1,4 @@
-"""The parts of a training job, made from its options and from the course's units."""
+"""Build the parts of a training job from its options and the course's units."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def use_code(code: str) -> None:
-    """From now on, units are the learner's, the reference's, or whichever passes."""
+    """From now on, use the learner's units, the reference's, or whichever passes."""
     forget(as_side(code, "--code"))
 
 
 def start(options: Options) -> Comm:
-    """Meet the other ranks that a launcher has started; without one, be alone.
+    """Meet the other ranks if a launcher started this one; otherwise run alone.
 
     Raises:
         ValueError: the environment, or the backend, is wrong.
@@ -59,10 +59,10 @@ def start(options: Options) -> Comm:
 
 
 def build(options: Options, comm: Comm) -> Job:
-    """The job on this rank; collective.
+    """Build the job on this rank; collective.
 
     Raises:
-        ValueError: the options do not fit the data or the number of ranks.
+        ValueError: the options don't fit the data or the number of ranks.
     """
     options.check_ranks(comm.world_size)
     sets = open_sets(

@@ -1,4 +1,4 @@
-"""The store of 3.17 at work: rank 0's process keeps it, and every rank asks it.
+"""Run the store of 3.17: rank 0's process keeps it, and every rank asks it.
 
     torch's store    "meeting" = host|port|secret          written by rank 0
     Rendezvous       "tcp/0", "tcp/1", …                   where each rank listens
@@ -36,23 +36,23 @@ class RendezvousStore:
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
+        """Implement `Store.set`."""
         self._ask(None, op="set", key=key, value=value.decode())
 
     def get(self, key: str, *, timeout_s: float | None = None) -> bytes:
-        """See `Store.get`."""
+        """Implement `Store.get`."""
         return str(self._ask(timeout_s, op="get", key=key)).encode()
 
     def wait(self, keys: Sequence[str], *, timeout_s: float | None = None) -> None:
-        """See `Store.wait`."""
+        """Implement `Store.wait`."""
         self._ask(timeout_s, op="wait", keys=list(keys))
 
     def add(self, key: str, amount: int) -> int:
-        """See `Store.add`."""
+        """Implement `Store.add`."""
         return int(self._ask(None, op="add", key=key, amount=amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """See `Store.compare_set`."""
+        """Implement `Store.compare_set`."""
         values = {"expected": expected.decode(), "value": desired.decode()}
         return str(self._ask(None, op="compare_set", key=key, **values)).encode()
 
@@ -81,14 +81,14 @@ class Keeper:
     server: Server | None
 
     def close(self) -> None:
-        """End its connections, and on rank 0 its server."""
+        """Close its connections, and on rank 0 its server."""
         self.endpoint.close()
         if self.server is not None:
             self.server.stop()
 
 
 def meet(base: Any, place: Place, host: str, timeout_s: float) -> Keeper:
-    """Make or find the store of this meeting: rank 0's process keeps it.
+    """Make or find the store of this meeting, which rank 0's process keeps.
 
     `base` is torch's store, and the job's secret is read from it. Where others can
     reach that store, set DISTLAB_SECRET on every rank: it is then not sent.

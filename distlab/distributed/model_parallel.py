@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism of phase 2 as wrappers of an ordinary module.
+"""Phase 2's tensor and pipeline parallelism as wrappers of an ordinary module.
 
 TensorParallel      every rank has 1/n of the large layers; the same samples
 PipelineParallel    every rank has 1/n of the layers; microbatches go through them
@@ -28,10 +28,10 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
 class TensorParallel(nn.Module):
-    """The module with its large linear layers sharded over the ranks, in place.
+    """Shard a module's large linear layers over the ranks, in place.
 
-    Collective. Weights become rank 0's first. Every rank calls it with the same inputs
-    and gets the same outputs. Sharded are: each MLP, a module with the linear layers
+    Collective. All ranks first take rank 0's weights. Call it with the same inputs on
+    every rank, and you get the same outputs. We shard each MLP, a module with layers
     `up` and `down`; each attention, with `qkv`, `proj` and `num_heads`; and the linear
     layers that `plan` names, as "column" (its outputs stay sharded) or "row" (it takes
     such outputs). All other layers stay in full on every rank.
@@ -176,7 +176,7 @@ class TensorParallel(nn.Module):
 
 
 class PipelineParallel(nn.Module):
-    """The layers in stages, one stage on each rank; a batch goes through in parts.
+    """Split layers into a stage per rank, and send each batch through in parts.
 
     Collective: every rank constructs it with the same layers, which become rank 0's.
     Afterwards this module has the layers of this rank's stages only, and an optimizer
@@ -343,7 +343,7 @@ class PipelineParallel(nn.Module):
         return clip(self.comm, max_norm, own, copies=held)
 
     def forward(self, *_: Any) -> Any:
-        """Not available: no rank has all layers.
+        """Raise an error, because no rank has all layers.
 
         Raises:
             RuntimeError: always.

@@ -52,11 +52,11 @@ _MARK = "distlab_wrapper"
 
 
 def refuse_torchs_clip(parameters: Iterable[Tensor], wrapper: str) -> None:
-    """From now on, torch's clip_grad_norm_() raises an error for these parameters.
+    """Have torch's clip_grad_norm_() raise an error for these parameters.
 
-    It sees one rank's part of the gradient, so each rank would scale by another factor.
-    Torch has no hook there. So we wrap the function that it calls last, once; whoever
-    has imported clip_grad_norm_ before, such as a framework, is told as well.
+    It sees one rank's part of the gradient, so each rank would scale by its own factor.
+    Torch has no hook there, so we wrap the function that it calls last, once. This also
+    reaches a framework that has imported clip_grad_norm_ before.
     """
     for parameter in parameters:
         setattr(parameter, _MARK, wrapper)

@@ -1,4 +1,4 @@
-"""SIGTERM as a notice: the machine will be taken away, and the job may still save.
+"""Treat SIGTERM as a notice that we'll lose the machine but can still save.
 
 SLURM sends it before the time limit, Kubernetes before it ends a pod, a launcher before
 SIGKILL. All ranks must save the same step, but the signal reaches them at different
@@ -22,11 +22,11 @@ SAVED = 128 + signal.SIGTERM
 
 
 class Notice:
-    """Remembers that SIGTERM came; from now on the signal alone ends nothing.
+    """Remembers that SIGTERM came, so that the signal alone no longer ends anything.
 
-    torchrun and SLURM send it to all processes of a rank. Data workers that it ended
-    would end the rank, before it has saved. So the signal is blocked, which processes
-    that are forked from now on inherit; it stays pending until it is looked for.
+    torchrun and SLURM send it to all processes of a rank. If it ended data workers, the
+    rank would end too, before it has saved. So we block the signal, and all processes
+    forked from now on inherit this. It stays pending until we look for it.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -40,11 +40,11 @@ class Notice:
 
     @property
     def is_here(self) -> bool:
-        """Whether it came to this rank."""
+        """Return True if the notice reached this rank."""
         return self._has_come or signal.SIGTERM in signal.sigpending()
 
     def is_anywhere(self) -> bool:
-        """Whether it came to any rank; collective, at the end of a step."""
+        """Return True if the notice reached any rank; collective, after each step."""
         flag = torch.tensor([self.is_here], dtype=torch.int32)
         flag = flag.to(self._comm.device)
         self._comm.all_reduce(flag, ReduceOp.MAX)

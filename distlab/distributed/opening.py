@@ -1,4 +1,4 @@
-"""How the ranks of a job meet and get their communicator: gloo, NCCL or plain sockets.
+"""Meet the other ranks of a job and open a communicator: gloo, NCCL or sockets.
 
     every rank ─▶ torch's store at MASTER_ADDR:MASTER_PORT ─▶ gloo, NCCL: TorchComm
     every rank ─▶ the same, for one address ─▶ Rendezvous of 3.17 ─▶ tcp: TcpComm
@@ -38,10 +38,10 @@ TRANSPORTS = {
 
 
 def check_backend(backend: str) -> None:
-    """Refuse what cannot be, in one line.
+    """Refuse a backend that can't work here, in one line.
 
     Raises:
-        ValueError: the backend is not one of ours, or this machine does not have it.
+        ValueError: the backend isn't one of ours, or this machine doesn't have it.
     """
     if backend == "mpi":
         raise ValueError(
@@ -56,9 +56,9 @@ def check_backend(backend: str) -> None:
 def open_comm(
     backend: str, place: Place, timeout_s: float, number: int
 ) -> tuple[Comm, Callable[[], None]]:
-    """Meet the other ranks (collective); the communicator, and what ends it.
+    """Meet the other ranks; return the communicator and what closes it; collective.
 
-    `number` counts the groups that this process has opened before: equal on all ranks.
+    `number` counts the groups opened before, and must be equal on all ranks.
 
     Raises:
         ValueError: MASTER_ADDR can't be looked up, MASTER_PORT is in use, or ranks

@@ -1,4 +1,4 @@
-"""Which task each public name stands on, whose code that is, and what its errors say.
+"""Map each public name to its task, and say whose code runs and whose error it is.
 
     name of the library ─▶ TABLE ─▶ tasks ─▶ `distlab use` ─▶ the learner's functions,
                                                              or the reference's
@@ -99,7 +99,7 @@ TABLE: dict[str, tuple[str, ...]] = {
 
 
 class UnitError(RuntimeError):
-    """Code of a task raised an error: one line, which says what gets past it.
+    """A task's code raised an error; the one-line message says how to get past it.
 
     The line has the task, whose code it is, its file and line, and the command that
     sets the task to the reference.
@@ -114,7 +114,7 @@ class UnitError(RuntimeError):
 
 
 def unit(name: str) -> Any:
-    """The module of a unit, each task the learner's or the reference's."""
+    """Return a unit's module, with each task the learner's or the reference's."""
     if name not in _MODULES:
         _MODULES[name] = _choice(name).load()
     return _MODULES[name]
@@ -144,7 +144,7 @@ def _curriculum() -> Curriculum:
 
 
 def forget(default: Side = "auto", root: Path | None = None) -> None:
-    """Read the units anew when they are needed next.
+    """Read the units again when they are needed next.
 
     `default` counts where `distlab use` says nothing: "auto" is the learner's code
     where it has passed, "mine" wherever it is written. `root` is the course's folder;
@@ -156,7 +156,7 @@ def forget(default: Side = "auto", root: Path | None = None) -> None:
 
 
 def tasks(*public: str) -> list[Part]:
-    """Whose code each task is that these public names, or all, stand on, by number."""
+    """Say, by task number, whose code these public names, or all of them, run."""
     wanted = {task for name in public or TABLE for task in TABLE[name]}
     units = dict.fromkeys(task.partition(".")[0] for task in sorted(wanted))
     parts = {part.task: part for name in units for part in _choice(name).parts}

@@ -1,4 +1,4 @@
-"""Staging buffers of the primitives, and the scope in which they are used again."""
+"""Staging buffers of the primitives, and the scope in which they reuse them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Kind = tuple[torch.dtype, torch.device]
 
 
 class MemoryPool:
-    """Flat buffers by dtype and device that no call uses at present."""
+    """Keeps the flat buffers that no call is using, by dtype and device."""
 
     def __init__(self) -> None:
         self.num_allocated = 0
@@ -23,7 +23,7 @@ class MemoryPool:
         self._free: defaultdict[_Kind, list[Tensor]] = defaultdict(list)
 
     def take(self, numel: int, kind: _Kind) -> Tensor:
-        """A buffer of at least `numel` elements: the smallest that is free, or new."""
+        """Take the smallest free buffer of at least `numel` elements, or make one."""
         free = self._free[kind]
         fitting = [i for i, buffer in enumerate(free) if buffer.numel() >= numel]
         if fitting:
@@ -36,7 +36,7 @@ class MemoryPool:
         return buffer
 
     def put_back(self, buffer: Tensor) -> None:
-        """From now on another call may use it."""
+        """Let another call use the buffer from now on."""
         self._free[buffer.dtype, buffer.device].append(buffer)
 
 
@@ -45,11 +45,11 @@ _POOLS: list[MemoryPool] = []
 
 @contextmanager
 def memory_pool_scope() -> Iterator[MemoryPool]:
-    """In this block the primitives use their staging buffers again.
+    """Let the primitives reuse their staging buffers in this block.
 
-    Outside, each call of reduce, scatter, reduce_scatter and all_reduce with MIN, MAX
-    or PRODUCT allocates what it needs for messages, and frees it. In the block a
-    buffer is kept for the next call. What a call returns is never a pooled buffer. The
+    Outside, each call of reduce, scatter, reduce_scatter, and all_reduce with MIN, MAX
+    or PRODUCT allocates buffers for its messages and frees them. Inside, we keep each
+    buffer for the next call. No call ever returns a pooled buffer. The
     pool has `num_allocated`, `num_reused` and `allocated_bytes`; it is freed with the
     block.
 
@@ -70,7 +70,7 @@ def memory_pool_scope() -> Iterator[MemoryPool]:
 
 @contextmanager
 def staging(numel: int, example: Tensor) -> Iterator[Tensor]:
-    """A flat buffer of `numel` elements with the dtype and device of `example`."""
+    """Make a flat buffer of `numel` elements with the dtype and device of `example`."""
     kind = example.dtype, example.device
     pool = _POOLS[-1] if _POOLS else MemoryPool()
     buffer = pool.take(numel, kind)

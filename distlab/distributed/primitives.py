@@ -1,4 +1,4 @@
-"""Messages and collectives on the default group; each returns what it produces.
+"""Messages and collectives on the default group; each returns its result.
 
 Every collective is a task's function, of the learner or of the reference: see
 `parts.TABLE`. Tensors must be on the group's device, but needn't be contiguous:
@@ -87,8 +87,8 @@ def all_reduce(
 ) -> Tensor:
     """Reduce `tensor` over all ranks, in place on every rank; return it.
 
-    SUM and AVG go round the ring of 3.3. MIN, MAX and PRODUCT gather all ranks'
-    tensors and combine them in rank order: n times the bytes.
+    SUM and AVG use the ring of 3.3. MIN, MAX and PRODUCT instead gather all ranks'
+    tensors and combine them in rank order, which sends n times the bytes.
 
     Raises:
         ValueError: AVG of integers.
@@ -121,7 +121,7 @@ def _all_reduce(tensor: Tensor, op: ReduceOp, comm: Comm) -> Tensor:
 
 
 def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
-    """Make `tensor` that of rank `src`, in place on every rank; return it.
+    """Copy rank `src`'s `tensor` to every rank, in place; return it.
 
     Example:
         init_process_group()
@@ -168,7 +168,7 @@ def reduce(
 
 
 def all_gather(tensor: Tensor, comm: Comm | None = None) -> list[Tensor]:
-    """Every rank's `tensor`, on every rank, in rank order; all have one shape.
+    """Return every rank's `tensor` in rank order; all must have the same shape.
 
     Example:
         init_process_group()
@@ -190,9 +190,9 @@ def _all_gather(tensor: Tensor, comm: Comm) -> list[Tensor]:
 def gather(
     tensor: Tensor, dst: int = 0, comm: Comm | None = None
 ) -> list[Tensor] | None:
-    """Every rank's `tensor` in rank order on rank `dst`; None on the other ranks.
+    """Return every rank's `tensor` in rank order on rank `dst`, None on the others.
 
-    Cost: that of all_gather, whose task it stands on.
+    It costs as much as all_gather, whose task it uses.
 
     Example:
         init_process_group()
@@ -210,7 +210,7 @@ def gather(
 def reduce_scatter(
     tensor: Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
 ) -> Tensor:
-    """This rank's chunk, along the first dimension, of the reduction over all ranks.
+    """Reduce over all ranks, and return this rank's chunk along the first dimension.
 
     Raises:
         ValueError: n does not divide the first dimension, or AVG of integers.
@@ -247,10 +247,10 @@ def scatter(
     src: int = 0,
     comm: Comm | None = None,
 ) -> Tensor:
-    """Fill `tensor` with element `rank` of rank `src`'s list; return it.
+    """Fill `tensor` with this rank's element of rank `src`'s list; return it.
 
-    `tensors` matters on rank `src` only: a tensor for each rank, all of the shape and
-    dtype of `tensor`. Cost: that of all_to_all, whose task it stands on.
+    Only rank `src` reads `tensors`, with a tensor for each rank, all of the shape and
+    dtype of `tensor`. It costs as much as all_to_all, whose task it uses.
 
     Raises:
         ValueError: rank `src` has no list of n tensors.
@@ -287,9 +287,9 @@ def scatter(
 
 
 def all_to_all(tensor: Tensor, comm: Comm | None = None) -> Tensor:
-    """Send chunk p of `tensor` to rank p; chunk p of the result came from rank p.
+    """Send chunk p of `tensor` to rank p, and return what each rank p sent as chunk p.
 
-    Chunks are along the first dimension.
+    The chunks are slices along the first dimension.
 
     Raises:
         ValueError: n does not divide the first dimension.
@@ -310,7 +310,7 @@ def all_to_all(tensor: Tensor, comm: Comm | None = None) -> Tensor:
 
 
 def barrier(comm: Comm | None = None) -> None:
-    """Return when every rank has called it.
+    """Wait until every rank has called it.
 
     Example:
         init_process_group()

@@ -78,7 +78,7 @@ class Stream:
 
     @property
     def has_begun(self) -> bool:
-        """This is between `begin` and `end`."""
+        """Return True between `begin` and `end`."""
         return bool(self._shared)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A communicator whose group is made anew under it, and how a process gets its state.
+"""A communicator whose group can be replaced, and how a process gets its state.
 
 set-up     the process is alone: rank 0 of 1, and sends nothing
 form       the agent says who is in the group; gloo connects them
@@ -32,13 +32,13 @@ FORM_S = 10.0  # to connect processes that have all just said that they are here
 
 
 class FormError(RuntimeError):
-    """The group could not be connected: one of its processes has ended meanwhile."""
+    """The group couldn't be connected, because one of its processes has ended."""
 
 
 class RegroupingComm(Wrapper):
     """The default communicator under an agent that can regroup.
 
-    Whatever holds it goes on with the new group: it stays the same object.
+    It stays the same object, so whoever holds it continues with the new group.
     """
 
     def __init__(self, member: Member, page: Page, timeout_s: float) -> None:
@@ -51,7 +51,7 @@ class RegroupingComm(Wrapper):
 
     @property
     def is_set_up(self) -> bool:
-        """Whether this process has been given its rank."""
+        """Return True if this process has been given its rank."""
         return self.generation > 0
 
     def form(self, go: Go) -> None:
@@ -116,12 +116,12 @@ class _WatchedWork:
         self._work, self._page = work, page
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         with self._page.waiting():
             self._work.wait(timeout_s)
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._work.is_completed()
 
 
@@ -133,7 +133,7 @@ def send_bytes(comm: Comm, data: bytes, dst: int) -> None:
 
 
 def recv_bytes(comm: Comm, src: int) -> bytes:
-    """What `send_bytes` sent."""
+    """Receive the bytes that `send_bytes` sent."""
     length = torch.zeros(1, dtype=torch.int64)
     comm.recv(length, src)
     data = torch.empty(int(length), dtype=torch.uint8)
@@ -143,7 +143,7 @@ def recv_bytes(comm: Comm, src: int) -> bytes:
 
 
 def pass_on(comm: Comm, data: bytes) -> bytes:
-    """Send bytes to the next rank, and return those of the rank before."""
+    """Send bytes to the next rank, and return those of the previous one."""
     rank, n = comm.rank, comm.world_size
     after, before = (rank + 1) % n, (rank - 1) % n
     lengths = torch.tensor([len(data), 0])
@@ -155,10 +155,10 @@ def pass_on(comm: Comm, data: bytes) -> bytes:
 
 
 def open_regrouping(backend: str, timeout_s: float) -> RegroupingComm | None:
-    """This process's communicator; None without an agent that can regroup.
+    """Open this process's communicator; None without an agent that can regroup.
 
     Raises:
-        ValueError: such an agent knows gloo only.
+        ValueError: the backend isn't gloo, the only one that such an agent knows.
     """
     member, page = Member.from_environment(), Page.from_environment()
     if member is None or page is None:

@@ -1,4 +1,4 @@
-"""The sampler of phase 1 behind torch's names, for torch's DataLoader."""
+"""Phase 1's sampler behind torch's names, for torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEAR = 4  # how many frames up the stack the DataLoader's iterator may be
 
 
 class DistributedSampler(EpochLoops, Sampler[int]):
-    """This rank's samples in the order of this epoch's shuffle.
+    """Yields this rank's samples in the order of this epoch's shuffle.
 
     Give `dataset` or `dataset_size`. `num_replicas` and `rank` are the default group's
     if they are not given. All ranks construct it with the same other arguments. Every
@@ -94,7 +94,7 @@ class DistributedSampler(EpochLoops, Sampler[int]):
 
     @property
     def num_yielded(self) -> int:
-        """How many of the epoch's indices the newest loop has had, as in state_dict.
+        """Count the epoch's indices that the newest loop has had, as in state_dict.
 
         With a DataLoader, we count the samples in the batches it has returned, because
         its data workers draw indices ahead of that.
@@ -129,7 +129,7 @@ class DistributedSampler(EpochLoops, Sampler[int]):
             yield from self.follow(rest, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in this epoch, and what the order depends on; fit for json.
+        """Return the position and what the order depends on, ready for JSON.
 
         You can save it inside a loop, after a `break`, or between epochs. With a
         DataLoader, the position counts the batches it has returned, even if its data

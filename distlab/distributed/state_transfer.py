@@ -1,4 +1,4 @@
-"""How each member of a new group gets the parts of a state that it does not hold."""
+"""Send each member of a new group the parts of a state that it lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distlab.given.training_state import State
 def gather_state(
     comm: Comm, holds: Holdings, plan: CopyPlan
 ) -> tuple[State, list[State]]:
-    """The shared state, and the own states, as `restore` takes them; collective.
+    """Return the shared state and the own states as `restore` takes them; collective.
 
     In a group of another size every rank needs the own states of all ranks; otherwise
     only its own.

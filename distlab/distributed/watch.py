@@ -1,4 +1,4 @@
-"""What a training says of itself: lines, records of all ranks, a profiler's trace."""
+"""Report a training's progress: lines, records of all ranks, a profiler's trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def say(comm: Comm, line: str) -> None:
 
 
 def introduce(options: Options, job: Job) -> None:
-    """Print what is about to be trained: model, images, ranks and engine."""
+    """Print what we're about to train: model, images, ranks and engine."""
     loader: Any = job.loader
     num_parameters = sum(one.numel() for one in job.model.parameters())
     device = job.comm.device.type
@@ -45,10 +45,10 @@ def introduce(options: Options, job: Job) -> None:
 
 
 class Watch:
-    """Sees each step end: a line and a record for every `log_every` steps.
+    """Reports progress: a line and a record every `log_every` steps.
 
-    `step` is where the training begins. The records of a run that goes on from its
-    checkpoints go on as well: those of later steps, which come again, are left out.
+    `step` is where the training begins. If a run continues from its checkpoints, so do
+    its records, without those of later steps, which it will repeat.
 
     Raises:
         ValueError: the folder of the records has those of another run.
@@ -125,7 +125,7 @@ class Watch:
         return float(self.job.optimizer.param_groups[0]["lr"])
 
     def end_step(self, step: int, epoch: int, loss: float) -> None:
-        """A step is done; collective where records are kept."""
+        """Report the end of a step; collective if we keep records."""
         rate, self.rate, self.step = self.rate, self._rate(), step
         if self.profiler:
             self.profiler.end_step()
@@ -145,7 +145,7 @@ class Watch:
         self.said, self.said_s = step, now_s
 
     def end_epoch(self, epoch: int, metrics: Metrics) -> None:
-        """An epoch is done, and its evaluation."""
+        """Report the end of an epoch and its evaluation."""
         self.say(
             f"epoch {epoch + 1}/{self.options.epochs}  "
             f"accuracy {metrics.accuracy:.4f}  loss {metrics.loss:.4f}"
@@ -156,11 +156,11 @@ class Watch:
             self.monitor.figures(self.step, figures)
 
     def say(self, line: str) -> None:
-        """Print it, on rank 0."""
+        """Print a line on rank 0."""
         say(self.comm, line)
 
     def close(self) -> None:
-        """The training is over; collective where records are kept."""
+        """Report the end of the training; collective if we keep records."""
         if self.profiler:
             self.profiler.close()
         if self.meter:
@@ -170,7 +170,7 @@ class Watch:
 
 
 class MeteredLoader:
-    """A loader whose epochs and waits a meter sees."""
+    """Reports a loader's epochs and waits to a meter."""
 
     def __init__(self, loader: Any, meter: StepMeter) -> None:
         self.loader, self.meter = loader, meter
@@ -178,15 +178,15 @@ class MeteredLoader:
 
     @property
     def epoch(self) -> int:
-        """See Loader."""
+        """Implement `Loader.epoch`."""
         return int(self.loader.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See Loader."""
+        """Implement `Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """See Loader."""
+        """Implement `Loader.__iter__`."""
         self.meter.begin_epoch()
         batches = iter(self.loader)
         while True:
@@ -199,9 +199,9 @@ class MeteredLoader:
             yield batch
 
     def state_dict(self) -> Any:
-        """See Stateful."""
+        """Implement `Stateful.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """See Stateful."""
+        """Implement `Stateful.load_state_dict`."""
         self.loader.load_state_dict(state)

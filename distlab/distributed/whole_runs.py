@@ -1,4 +1,4 @@
-"""A checkpoint of a training whose parameters are sharded by FSDP2: whole tensors.
+"""Save whole tensors from a training whose parameters FSDP2 has sharded.
 
     shards ── gather: all_gather ──▶ whole ──▶ full_state, save
     shards ◀── scatter: cut ──────── whole ◀── load, restore
@@ -23,7 +23,7 @@ from distlab.given.training_state import Run, State, Stateful
 
 
 class WholeRun:
-    """What to save of a run and to restore: `whole`, which is `run` unless sharded."""
+    """Holds `whole`, which we save and restore; it is `run` itself unless sharded."""
 
     def __init__(self, job: Job, run: Run) -> None:
         self.whole = self._run = run
@@ -47,7 +47,7 @@ class WholeRun:
                 part.gather()
 
     def scatter(self) -> None:
-        """Give the sharded run what `whole` has now; collective."""
+        """Copy the state of `whole` to the sharded run; collective."""
         if self._engine is None:
             return
         model = self._engine.model
@@ -103,7 +103,7 @@ def optimizer_on(copy: nn.Module, optimizer: Optimizer, model: nn.Module) -> Opt
 
 
 def whole(value: Any) -> Any:
-    """The same state, with whole tensors instead of shards; collective."""
+    """Return the state with whole tensors instead of shards; collective."""
     if isinstance(value, dict):
         return {key: whole(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -112,7 +112,7 @@ def whole(value: Any) -> Any:
 
 
 def cut_like(value: Any, shard: Any) -> Any:
-    """This rank's part of a whole tensor, if `shard` is one of the same shape."""
+    """Return this rank's part of a whole tensor, if `shard` is of the same shape."""
     if not hasattr(shard, "full_tensor") or getattr(value, "shape", None) != (
         shard.shape
     ):

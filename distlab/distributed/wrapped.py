@@ -1,4 +1,4 @@
-"""One model on three engines: the units' DistributedDataParallel, torch's, and FSDP2.
+"""Wrap a model in one of three engines: the units' DDP, torch's DDP, or FSDP2.
 
 Each is called like the model, and has no_sync() and whole(), the full model with the
 same buffers on every rank, for an evaluation.
@@ -42,14 +42,14 @@ class Wrapped:
         return outputs
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """In this block backward() sends nothing."""
+        """Keep backward() from sending anything in this block."""
         block: AbstractContextManager[None] = self.engine.no_sync()
         return block
 
     def whole(self) -> nn.Module:
-        """Collective: the model, with rank 0's buffers on every rank.
+        """Return the model with rank 0's buffers on every rank; collective.
 
-        torch's DDP copies them only at its next forward(): the running statistics of
+        torch's DDP copies them only at its next forward(), so the running statistics of
         batch norm differ until then.
         """
         for buffer in self.model.buffers():
@@ -75,7 +75,7 @@ class WrappedSharded(Wrapped):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In this block backward() keeps unsharded gradients and sends nothing."""
+        """Have backward() keep unsharded gradients and send nothing in this block."""
         self.engine.set_requires_gradient_sync(False)
         try:
             yield
@@ -83,7 +83,7 @@ class WrappedSharded(Wrapped):
             self.engine.set_requires_gradient_sync(True)
 
     def gather(self) -> None:
-        """Collective: give `copy` all weights, and this rank's buffers."""
+        """Give `copy` all weights and this rank's buffers; collective."""
         weights = {
             name: value.full_tensor() if hasattr(value, "full_tensor") else value
             for name, value in self.model.state_dict().items()
@@ -91,7 +91,7 @@ class WrappedSharded(Wrapped):
         self.copy.load_state_dict(weights)
 
     def whole(self) -> nn.Module:
-        """Collective: a model with all weights, and rank 0's buffers."""
+        """Return a model with all weights and rank 0's buffers; collective."""
         self.gather()
         for buffer in self.copy.buffers():
             self.comm.broadcast(buffer, 0)

@@ -1,18 +1,18 @@
-"""The same training on existing engines: torch's DDP and FSDP2, TensorFlow, Ray Train.
+"""Run one training on existing engines: torch's DDP, FSDP2, TensorFlow, Ray Train.
 
-config        DistributedConfig: what a training is told, checked before it starts
-expect        what a field of it must be
+config        DistributedConfig: a training's settings, checked before it starts
+expect        checks of its fields
 trainer       PyTorchDDPTrainer: the training in an ordinary script
-worker        what one rank does, the same on every engine
-parallel      what an engine must do for it; torch_engine, scratch
+worker        the training of one rank, the same on every engine
+parallel      the interface of an engine; torch_engine, scratch
 opening       opens the engine that a job names
 samples       which rank trains on which samples
 loaders       rebuilds the caller's DataLoader on every rank
-losses        finds out what a loss is divided by
+losses        finds the divisor of a loss
 optimizers    the caller's optimizer on a copy of the model, and in a checkpoint
 schedules     the caller's learning-rate scheduler, on a rank's optimizer
 randomness    each rank's random numbers
-start, rank   starting the ranks, or joining a job that runs
+start, rank   starts the ranks, or joins a running job
 script        `distlab train`: the same for a user's own script
 tuner         DistributedTuner; tuning notes its trials, search draws and decides
 trial         one trial; trial_processes runs them here, ray_tune on Ray Tune

@@ -1,8 +1,8 @@
-"""What a training on an engine is told: every field checked before anything starts.
+"""The settings of a training on an engine, checked before anything starts.
 
     values from a caller ─▶ config_from ─▶ DistributedConfig ─▶ the worker of each rank
 
-A field that the chosen backend could not honour is refused: nothing is ignored.
+We refuse a field that the chosen backend can't honour, so nothing is ignored.
 """
 
 from __future__ import annotations
@@ -43,71 +43,71 @@ MAX_RANKS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """A training on `num_gpus` ranks; where there are no GPUs, ranks are CPU processes.
+    """Configure a training on `num_gpus` ranks, which are CPU processes without GPUs.
 
     Raises:
-        EngineError: fields contradict each other, or one has a value that cannot be.
+        EngineError: fields contradict each other, or a value is invalid.
     """
 
     num_gpus: int | None = None
-    """Ranks in total. None: num_nodes × gpus_per_node."""
+    """Ranks in total; None means num_nodes × gpus_per_node."""
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = ""
     """"": deepspeed with a deepspeed_config; fsdp2 with zero_stage 2 or 3; else
     pytorch-ddp."""
     batch_size: int | None = None
-    """Samples of one rank in a microbatch. None: that of the loader."""
+    """Samples per microbatch on each rank; None means the loader's batch size."""
     epochs: int = 1
     learning_rate: float | None = None
-    """Before scaling. None: that of the optimizer, which is 1e-3 by default."""
+    """Learning rate before scaling; None means the optimizer's, 1e-3 by default."""
     mixed_precision: bool | str = False
-    """False, "bf16" or "fp16"; True is "fp16"."""
+    """False, "bf16" or "fp16"; True means "fp16"."""
     scaler_init_scale: float = 65536.0
     """Loss scale for fp16. A resumed training continues with the scale it had."""
     scaler_growth_interval: int = 2000
     gradient_accumulation_steps: int = 1
     gradient_clipping: float | None = None
-    """The largest norm of all gradients together."""
+    """Clip all gradients together to this norm."""
     communication_backend: str | None = None
-    """None: nccl where the ranks have GPUs, else gloo."""
+    """nccl or gloo; None means nccl if the ranks have GPUs, otherwise gloo."""
     find_unused_parameters: bool = False
     zero_stage: int | None = None
-    """What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too."""
+    """How much to shard: 1 optimizer state, 2 also gradients, 3 also parameters."""
     offload_optimizer: bool = False
     offload_params: bool = False
     deepspeed_config: dict[str, Any] | str | Path | None = None
     """DeepSpeed's configuration, or a JSON file of it: see deepspeed_config.py."""
     compression: str = "none"
-    """Of the gradients that are sent: none, fp16, bf16 or powersgd."""
+    """How to compress the gradients we send: none, fp16, bf16 or powersgd."""
     lr_scaling: str = "none"
-    """The learning rate grows with the ranks: none, linear or sqrt."""
+    """How the learning rate grows with the ranks: none, linear or sqrt."""
     warmup_epochs: float = 0.0
     checkpoint_frequency: int = 1
     """Epochs from one checkpoint to the next."""
     checkpoint_dir: str | Path | None = None
     resume_from_checkpoint: bool | str | Path = False
-    """True: the newest of checkpoint_dir; or a file."""
+    """True for the newest in checkpoint_dir, or the path of a file."""
     mlflow_tracking: bool | None = None
-    """None: on if mlflow_experiment is given."""
+    """None turns it on if you pass mlflow_experiment."""
     mlflow_experiment: str | None = None
     tensorboard: bool | None = None
-    """None: on if tensorboard_dir is given."""
+    """None turns it on if you pass tensorboard_dir."""
     tensorboard_dir: str | Path | None = None
     profile_dir: str | Path | None = None
     """Each rank writes a torch.profiler trace of a few steps into this folder."""
     monitor_dir: str | Path | None = None
     """A new folder for the records of all ranks, which `distlab top` shows."""
     monitor_also: str | Sequence[str] = ()
-    """More places for them: tensorboard, prometheus or prometheus:PORT."""
+    """Also send them to tensorboard, prometheus or prometheus:PORT."""
     log_every_n_steps: int = 10
     early_stopping: int | None = None
-    """Epochs without a better validation loss after which the training ends."""
+    """Stop after this many epochs without a better validation loss."""
     seed: int = 0
     """Determines the order of the samples and each rank's random numbers."""
     cost_per_gpu_hour: float = 0.0
     max_cost: float | None = None
-    """The training ends at the next record of steps once it has cost this much."""
+    """Stop at the next record of steps once the training has cost this much."""
 
     def __post_init__(self) -> None:
         self._settle()
@@ -121,32 +121,32 @@ class DistributedConfig:
 
     @property
     def world_size(self) -> int:
-        """The ranks of all nodes."""
+        """Return the number of ranks on all nodes."""
         if self.num_gpus is not None:
             return self.num_gpus
         return self.num_nodes * (self.gpus_per_node or 1)
 
     @property
     def ranks_per_node(self) -> int:
-        """The ranks of each node."""
+        """Return the number of ranks on each node."""
         return self.world_size // self.num_nodes
 
     @property
     def precision(self) -> str | None:
-        """`bf16`, `fp16` or None."""
+        """Return `bf16`, `fp16` or None."""
         given = self.mixed_precision
         return given if isinstance(given, str) else "fp16" if given else None
 
     @property
     def stage(self) -> int:
-        """`zero_stage` with the backend's own default."""
+        """Return `zero_stage`, or the backend's own default."""
         if self.zero_stage is not None:
             return self.zero_stage
         return 3 if self.backend == "fsdp2" else 0
 
     @property
     def scale_of_rate(self) -> float:
-        """By what lr_scaling multiplies the learning rate."""
+        """Return the factor by which lr_scaling multiplies the learning rate."""
         world = self.world_size
         return {"none": 1.0, "linear": float(world), "sqrt": math.sqrt(world)}[
             self.lr_scaling
@@ -154,7 +154,7 @@ class DistributedConfig:
 
     @property
     def also(self) -> tuple[str, ...]:
-        """`monitor_also` as a tuple."""
+        """Return `monitor_also` as a tuple."""
         given = self.monitor_also
         return (given,) if isinstance(given, str) else tuple(given)
 
@@ -403,7 +403,7 @@ ELSEWHERE = {
     "lr_scheduler_interval": "scheduler_interval",
     "max_steps": "fit(max_steps=…)",
 }
-"""Names that other libraries use for our fields and the trainers' arguments."""
+"""Maps other libraries' names to our fields and the trainers' arguments."""
 COMPRESSIONS = {
     "pytorch-ddp": ("none", "fp16", "bf16", "powersgd"),
     "ray": ("none", "fp16", "bf16", "powersgd"),
@@ -418,10 +418,10 @@ STAGES: dict[str, tuple[int, ...]] = {
 
 
 def config_from(values: Mapping[str, Any]) -> DistributedConfig:
-    """A configuration from names and values; `backend` may come from DISTLAB_ENGINE.
+    """Make a configuration from names and values; DISTLAB_ENGINE may set `backend`.
 
     Raises:
-        EngineError: there is no such field, or a value cannot be.
+        EngineError: there is no such field, or a value is invalid.
     """
     known = [field.name for field in fields(DistributedConfig)]
     for name in values:
@@ -439,7 +439,7 @@ def config_from(values: Mapping[str, Any]) -> DistributedConfig:
 
 
 def with_world_size(config: DistributedConfig, world_size: int) -> DistributedConfig:
-    """The same for a job that runs already, which has its own number of ranks.
+    """Adapt the configuration to a running job, which has its own number of ranks.
 
     Raises:
         EngineError: the configuration names another number.
@@ -454,7 +454,7 @@ def with_world_size(config: DistributedConfig, world_size: int) -> DistributedCo
 
 
 def ranks_of_job(otherwise: int) -> int:
-    """The ranks of the job that a launcher has started this process in."""
+    """Return the number of ranks in the job that a launcher started this process in."""
     names = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE"
     return int(next((os.environ[n] for n in names if n in os.environ), otherwise))
 

@@ -1,11 +1,11 @@
-"""A complete DeepSpeed configuration, given once: our fields are read out of it.
+"""Read our own fields out of a complete DeepSpeed configuration.
 
     deepspeed_config (a dictionary or a JSON file) ─▶ fields of DistributedConfig
                                                    ─▶ optimizer and scheduler
                                                    ─▶ the rest, which DeepSpeed gets
 
-A field that is given both here and to the trainer must be the same in both. "auto",
-which other trainers fill in, means that it isn't given here.
+If you also pass a field to the trainer, both must agree. The value "auto", which
+other trainers fill in, means that the configuration doesn't set the field.
 
 Source: DeepSpeed's documentation, "Configuration JSON".
 """
@@ -29,7 +29,7 @@ FIELDS = {
 }
 """DeepSpeed's names of our fields."""
 OF_RANKS = (*FIELDS, "train_batch_size", "optimizer", "scheduler", "fp16", "bf16")
-"""What isn't left to DeepSpeed, because the trainer does it on every engine."""
+"""Settings we don't leave to DeepSpeed, because the trainer does it on every engine."""
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.AdamW,  # DeepSpeed's Adam decays as AdamW by default
     "adamw": torch.optim.AdamW,
@@ -40,10 +40,10 @@ DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fused", "bias_correction")
 
 
 def read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
-    """`deepspeed_config` as a dictionary, without what is "auto".
+    """Read `deepspeed_config` as a dictionary, without the fields that are "auto".
 
     Raises:
-        EngineError: the file is not there, or holds no JSON object.
+        EngineError: the file doesn't exist, or contains no JSON object.
     """
     if isinstance(given, Mapping):
         return _without_auto(given)
@@ -59,10 +59,10 @@ def read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
 
 
 def fields_in(more: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """The fields of DistributedConfig that a configuration gives.
+    """Return the fields of DistributedConfig that a configuration sets.
 
     Raises:
-        EngineError: a part of it is no part of DeepSpeed's, or contradicts another.
+        EngineError: DeepSpeed has no such setting, or two settings clash.
     """
     found = {ours: more[name] for name, ours in FIELDS.items() if name in more}
     if found.get("gradient_clipping") == 0:
@@ -95,7 +95,7 @@ def _micro_batch(more: Mapping[str, Any], world_size: int) -> int | None:
 
 
 def optimizer_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """A function that makes the optimizer of a configuration; None if it has none.
+    """Return a function that makes the configured optimizer, or None without one.
 
     Raises:
         EngineError: torch has no such optimizer.
@@ -118,7 +118,7 @@ def optimizer_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
 
 
 def scheduler_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """A function that makes the scheduler of a configuration; None if it has none."""
+    """Return a function that makes the configured scheduler, or None without one."""
     if "scheduler" not in more:
         return None
     named = _part(more, "scheduler")
@@ -127,7 +127,7 @@ def scheduler_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
 
 
 def rest_of(more: Mapping[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed itself is told."""
+    """Return the settings that we pass on to DeepSpeed."""
     return {name: value for name, value in more.items() if name not in OF_RANKS}
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO stages 0 to 3 in ranks that distlab.launch starts."""
+"""Train with DeepSpeed's ZeRO stages 0 to 3 in ranks that distlab.launch starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from distlab.engines.trainer import Trainer
 class DeepSpeedTrainer(Trainer):
     """Trains with DeepSpeed's engine.
 
-    `deepspeed_config`: DeepSpeed's configuration, a dictionary or a JSON file. What it
-    says of batches, precision, clipping, the stage, the optimizer and the scheduler
-    needn't be given again.
+    `deepspeed_config` is DeepSpeed's configuration, as a dictionary or a JSON file. You
+    needn't repeat its settings for batches, precision, clipping, the stage, the
+    optimizer and the scheduler.
 
     Example: `DeepSpeedTrainer(model, num_gpus=2, zero_stage=3).fit(train_loader)`
     """

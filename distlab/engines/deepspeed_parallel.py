@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO stages 0 to 3 by its engine, in ranks that distlab.launch starts.
+"""Run one rank of DeepSpeed's engine, with ZeRO stages 0 to 3.
 
 zero_stage    what DeepSpeed shards
 0             nothing
@@ -6,8 +6,8 @@ zero_stage    what DeepSpeed shards
 2             and gradients
 3             and parameters
 
-It keeps parameters and optimizer state in float32. It compiles some of its code with
-gcc when it runs first, which takes about a minute.
+It keeps parameters and optimizer state in float32. On its first run, it compiles some
+of its code with gcc, which takes about a minute.
 
 Source: DeepSpeed's documentation, "Configuration JSON" and "Training API".
 """
@@ -57,7 +57,7 @@ class DeepSpeed(InDefaultGroup):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See Parallel: stages 2 and 3 send each microbatch's gradients."""
+        """Implement `Parallel.no_sync`, though stages 2 and 3 send each microbatch."""
         self.engine.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -65,11 +65,11 @@ class DeepSpeed(InDefaultGroup):
             self.engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, loss: Tensor) -> None:
-        """See Parallel."""
+        """Implement `Parallel.backward`."""
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """See Parallel; with stage 0 the gradients are whole and clipped here."""
+        """Implement `Parallel.step`; we clip here if stage 0 leaves gradients whole."""
         if self.config.stage:
             self.engine.step()
             return float(self.engine.get_global_grad_norm())
@@ -78,21 +78,21 @@ class DeepSpeed(InDefaultGroup):
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """See Parallel."""
+        """Implement `Parallel.weights`."""
         if self.config.stage < 3:
             return super().weights()
         with self.deepspeed.zero.GatheredParameters(list(self.module.parameters())):
             return super().weights()
 
     def close(self) -> None:
-        """See Parallel; all ranks have ended their collectives before."""
+        """Implement `Parallel.close`; all ranks have ended their collectives before."""
         dist.barrier()
         self.engine.destroy()
         super().close()
 
 
 def settings(config: DistributedConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration: the fields', and what deepspeed_config adds."""
+    """Build DeepSpeed's configuration from our fields and deepspeed_config."""
     given = config.deepspeed_config
     more = rest_of(given) if isinstance(given, dict) else {}
     clipping = config.gradient_clipping if config.stage else None  # see DeepSpeed.step

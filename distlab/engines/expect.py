@@ -1,4 +1,4 @@
-"""What a field of a configuration must be, and the error when it is not."""
+"""Check the fields of a configuration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 
 
 class EngineError(ValueError):
-    """A training cannot begin or has failed; the message is one line for the user."""
+    """A training can't start or has failed; the message is one line for the user."""
 
 
 def expect_int(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Refuse what is no whole number from `least` to `most`.
+    """Require a whole number from `least` to `most`.
 
     Raises:
         EngineError: it is not one.
@@ -29,10 +29,10 @@ def expect_int(name: str, value: Any, least: int, most: int | None = None) -> No
 
 
 def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
-    """Refuse what is no finite number above 0, or at least 0 where 0 is fine.
+    """Require a finite number above 0, or at least 0 if 0 is fine; None passes.
 
     Raises:
-        EngineError: it is not one; None passes.
+        EngineError: it isn't one.
     """
     if value is None:
         return
@@ -44,7 +44,7 @@ def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
 
 
 def expect_path(name: str, value: Any) -> None:
-    """Refuse a value that can't name a file or folder; None is fine.
+    """Require a value that can name a file or folder; None is fine.
 
     Raises:
         EngineError: the value is neither text nor a path, or it is empty.
@@ -54,7 +54,7 @@ def expect_path(name: str, value: Any) -> None:
 
 
 def expect_among(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Refuse what is not among `known`; True is not 1.
+    """Require one of `known`; True doesn't count as 1.
 
     Raises:
         EngineError: it is not.
@@ -65,10 +65,10 @@ def expect_among(name: str, value: Any, known: tuple[Any, ...]) -> None:
 
 
 def expect_float32(what: str, model: nn.Module) -> None:
-    """Refuse parameters that `what` would round, or leave as they are.
+    """Require float32 parameters, because `what` would round others or skip them.
 
     Raises:
-        EngineError: a parameter with a floating point is not of float32.
+        EngineError: a floating-point parameter isn't float32.
     """
     others = {p.dtype for p in model.parameters() if p.is_floating_point()}
     others -= {torch.float32}

@@ -1,4 +1,4 @@
-"""What a training gives back: a row for each epoch, and the whole of it in figures."""
+"""The result of a training: a row for each epoch, and the overall figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EpochRow:
     grad_norm: float
     seconds: float
     throughput: float
-    """Samples per second, all ranks together, validation left out."""
+    """Samples per second of all ranks together, without the validation."""
     val_loss: float | None = None
     accuracy: float | None = None
     """Of the validation; None without one, or where outputs are no class scores."""
@@ -23,7 +23,7 @@ class EpochRow:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The same on every rank."""
+    """The history of a training, the same on every rank."""
 
     backend: str
     num_gpus: int
@@ -31,29 +31,29 @@ class History:
     """Seconds in the ranks, from the first step to the last."""
     epochs: tuple[EpochRow, ...]
     losses: tuple[float, ...] = field(repr=False, default=())
-    """The mean loss of each step's global batch, before the step."""
+    """Mean loss of each step's global batch, before the step."""
     stopped_by: str = ""
-    """"", or why it ended early: early_stopping, max_steps or max_cost."""
+    """Why it ended early: early_stopping, max_steps or max_cost; otherwise ""."""
     cost: float = 0.0
     single_throughput: float | None = None
-    """Of one process, if the caller measured it."""
+    """Throughput of one process, if the caller measured it."""
 
     @property
     def best_accuracy(self) -> float | None:
-        """The highest of the epochs."""
+        """Return the highest accuracy of any epoch."""
         known = [row.accuracy for row in self.epochs if row.accuracy is not None]
         return max(known, default=None)
 
     @property
     def throughput(self) -> float:
-        """Samples per second over all epochs."""
+        """Return the samples per second over all epochs."""
         seconds = sum(row.seconds for row in self.epochs)
         samples = sum(row.throughput * row.seconds for row in self.epochs)
         return samples / seconds if seconds else 0.0
 
     @property
     def speedup(self) -> float | None:
-        """Throughput by that of one process; None where that is not known."""
+        """Return the throughput divided by one process's; None if that is unknown."""
         return (
             self.throughput / self.single_throughput if self.single_throughput else None
         )

@@ -1,9 +1,9 @@
-"""Horovod: the same worker in processes that horovodrun starts.
+"""Run the worker in processes that horovodrun starts.
 
     fit() ─▶ horovodrun ─▶ rank.py in each process ─▶ train(job) ─▶ a file ─▶ fit()
 
-Horovod's last release is of 2023 and does not build against today's torch as it is:
-`make test-horovod` builds it for C++20. Use it to move old code, not to write new.
+Horovod's last release is from 2023 and doesn't build against today's torch as it is, so
+`make test-horovod` builds it for C++20. Use it to migrate old code, not to write new.
 
 Source: Horovod's documentation, "Horovod with PyTorch" and "Run Horovod".
 """
@@ -36,7 +36,7 @@ def start_with_horovodrun(
 def run_script_on_horovod(
     script: Path, arguments: Sequence[str], config: DistributedConfig, log_dir: Path
 ) -> int:
-    """Run a user's script as every rank; the exit code.
+    """Run a user's script as every rank; return the exit code.
 
     Raises:
         EngineError: Horovod is not installed, or there are several nodes.
@@ -56,7 +56,7 @@ def horovodrun(
     said: Path,
     timeline: str | Path | None = None,
 ) -> int:
-    """Run `command` as every rank on this machine; what fails is written to `said`.
+    """Run `command` as every rank on this machine; write failures to `said`.
 
     Raises:
         EngineError: Horovod is not installed.
@@ -84,7 +84,7 @@ def horovodrun(
 
 
 def expect_one_node(config: DistributedConfig) -> None:
-    """Refuse what horovodrun would need ssh for.
+    """Refuse several nodes, for which horovodrun would need ssh.
 
     Raises:
         EngineError: the job has several nodes.

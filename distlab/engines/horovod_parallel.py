@@ -1,4 +1,4 @@
-"""Horovod in the process of a rank.
+"""Run one rank of Horovod.
 
 Its optimizer sends each gradient as soon as backward() has it, and step() waits for all
 of them.
@@ -23,7 +23,7 @@ HOW = "make test-horovod builds it in .venv-horovod"
 
 
 class Horovod(Parallel):
-    """A rank of Horovod's group; makes the group if there is none."""
+    """A rank of Horovod's group, which it makes if there is none."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class Horovod(Parallel):
         self.scaler = make_scaler(config, self.device)
 
     def step(self) -> float:
-        """See Parallel; all gradients have arrived before they are clipped."""
+        """Implement `Parallel.step`; clip once all gradients have arrived."""
         optimizer: Any = self.optimizer
         optimizer.synchronize()
         with optimizer.skip_synchronize():
             return super().step()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Parallel."""
+        """Implement `Parallel.sum`."""
         return self.hvd.allreduce_(tensor, op=self.hvd.Sum)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """See Parallel."""
+        """Implement `Parallel.close`."""
         if self.owns_group:
             self.hvd.shutdown()

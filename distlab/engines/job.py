@@ -1,7 +1,7 @@
-"""What all ranks of a training are given, as a value that travels to other processes.
+"""The job of a training, as a value that we can send to other processes.
 
-cloudpickle writes it: classes and functions of the caller's script, which no other
-process could import, travel with it.
+cloudpickle writes it, so it includes classes and functions of the caller's script,
+which no other process could import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distlab.engines.schedules import is_scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training. The ranks train a copy of `model`; `optimizer` is on the original."""
+    """A training. Ranks train copies of `model`; `optimizer` is on the original."""
 
     model: Any
     """A torch module; for backend tensorflow a KerasModel, which has its own
@@ -93,7 +93,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a rank gives back."""
+    """The result that a rank returns."""
 
     history: History
     weights: dict[str, Any]
@@ -123,7 +123,7 @@ def write(value: Any, path: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """What `write` wrote. Runs code in it: for files that this process trusts."""
+    """Read what `write` wrote. This runs code in it, so the file must be trusted."""
     with path.open("rb") as file:
         folders = pickle.load(file)
         sys.path += [folder for folder in folders if folder not in sys.path]

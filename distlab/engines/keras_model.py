@@ -1,7 +1,7 @@
-"""A compiled Keras model as a value that travels to other processes.
+"""Turn a compiled Keras model into a value that we can send to other processes.
 
-The optimizer, the loss and its weights go with it, and what was registered with
-keras.saving.register_keras_serializable; metrics do not.
+This includes the optimizer, the loss and its weights, and everything registered with
+keras.saving.register_keras_serializable, but not metrics.
 
 Keras's own description of a model leaves three things out, and each would round a
 float64 training to float32 in the other process. The default dtype of new layers isn't
@@ -27,7 +27,7 @@ from distlab.engines.expect import EngineError
 from distlab.engines.tensorflow_start import keras
 
 SUMS = ("sum", None, "none")
-"""Reductions that give no mean over the samples."""
+"""Reductions that aren't a mean over the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class KerasModel:
     """Of its variables, where it has them already."""
 
     def load(self) -> Any:
-        """The model in this process, where a strategy may be open.
+        """Rebuild the model in this process, where a strategy may be open.
 
         Raises:
-            EngineError: something in it is not known here.
+            EngineError: this process doesn't know something in it.
         """
         k = keras()
         k.config.set_floatx(self.floatx)
@@ -83,10 +83,10 @@ class KerasModel:
 
 
 def pack(model: Any, first_inputs: Any) -> KerasModel:
-    """`model` as it is now; it is built on `first_inputs` if it is not yet.
+    """Pack `model` in its current state; build it on `first_inputs` if necessary.
 
     Raises:
-        EngineError: it is no compiled Keras model, or one that cannot be trained here.
+        EngineError: it isn't a compiled Keras model, or we can't train it here.
     """
     k = keras()
     expect_model(model)
@@ -119,10 +119,10 @@ def pack(model: Any, first_inputs: Any) -> KerasModel:
 
 
 def expect_model(model: Any) -> None:
-    """Refuse a model that has not what a step needs, or does a step otherwise.
+    """Refuse a model that lacks what a step needs, or has its own way to do a step.
 
     Raises:
-        EngineError: the first thing that does not fit.
+        EngineError: the message names the first thing that doesn't fit.
     """
     k = keras()
     if not isinstance(model, k.Model):
@@ -182,7 +182,7 @@ def _with_dtypes(described: Any, given: Any) -> Any:
 
 
 def _is_double(model: Any) -> bool:
-    """Whether everything that is trained is of float64."""
+    """Return True if everything that is trained is of float64."""
     return {v.dtype for v in model.trainable_variables} == {"float64"}
 
 

@@ -1,4 +1,4 @@
-"""Opens the engine that a job names, in the process of a rank."""
+"""Open the engine that a job names, in the process of a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distlab.engines.parallel import Parallel
 
 
 def open_parallel(job: Job) -> Parallel:
-    """What the configured backend trains with in this process."""
+    """Open the configured backend in this process."""
     own = job.config, job.model, job.optimizer
     if job.config.backend == "scratch":
         from distlab.engines.scratch import Scratch

@@ -133,7 +133,7 @@ def expect_sendable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_scheduled(optimizer: Any) -> bool:
-    """Whether one of torch's learning-rate schedulers was made for it."""
+    """Return True if one of torch's learning-rate schedulers uses this optimizer."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 

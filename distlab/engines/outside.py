@@ -1,4 +1,4 @@
-"""Engines in an environment of their own: found, or named in one line."""
+"""Import an engine that you install separately, or say in one line how to get it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from distlab.engines.expect import EngineError
 
 
 def engine(module: str, extra: str, how: str = "") -> Any:
-    """The module.
+    """Import the engine's module.
 
     Raises:
-        EngineError: it is not installed; the line says `how`, or the extra.
+        EngineError: it isn't installed; the line says `how` to get it, or the extra.
     """
     try:
         return importlib.import_module(module)

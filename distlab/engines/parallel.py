@@ -1,4 +1,4 @@
-"""One rank's model, optimizer and group: what the worker's loop stands on.
+"""One rank's model, optimizer and group, which the worker's loop uses.
 
     Parallel    forward, backward, step, sums over the ranks, full state
       Torch     DDP (stage 0), DDP + ZeroRedundancyOptimizer (1), fully_shard (2, 3)
@@ -6,8 +6,8 @@
       Horovod   horovod_parallel.py, DeepSpeed   deepspeed_parallel.py
       TensorFlow: its own forward, backward and step     tensorflow_parallel.py
 
-State is kept by the names of the parameters and unsharded: what one backend saved
-another one loads, on any number of ranks.
+We keep state unsharded and by the names of the parameters, so any backend can load
+what another one saved, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Judged:
-    """A batch of the validation: its mean loss, and how many targets were met."""
+    """A batch of the validation: its mean loss, and how many predictions were right."""
 
     loss: Tensor | float
     count: Tensor | None = None
@@ -49,13 +49,13 @@ class Judged:
     is_sum: bool = False
     num_right: Tensor | int = 0
     num_judged: int = 0
-    """0 where the outputs are no class scores."""
+    """0 if the outputs aren't class scores."""
 
 
 class Parallel:
-    """A training's rank; the subclasses say how gradients are averaged.
+    """One rank of a training; subclasses define how to average gradients.
 
-    `module` has the parameters, `forward` is what is called; `optimizer` has them too.
+    `module` and `optimizer` have the parameters, and `forward` is the one to call.
     Every method is collective unless it says otherwise.
     """
 
@@ -94,7 +94,7 @@ class Parallel:
     # ── a step ──────────────────────────────────────────────────────────────────────
 
     def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterable[Any]:
-        """The batches of this rank's plan; local."""
+        """Yield the batches of this rank's plan; local."""
         if id(loading) not in self._batches:
             self._batches[id(loading)] = Batches(loading)
         return self._batches[id(loading)].of(plan)
@@ -133,7 +133,7 @@ class Parallel:
         return torch.stack([one.double() for one in parts]).sum().nan_to_num()
 
     def judge(self, loss: Loss, batch: Any) -> Judged:
-        """How good the model is on a batch of the validation."""
+        """Evaluate the model on a batch of the validation."""
         value, outputs, targets = self.loss_of(loss, batch)
         mean, own = value.loss.double(), (value.count, value.is_sum)
         if not _are_scores(outputs, targets):
@@ -167,12 +167,12 @@ class Parallel:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of a backward() in this block are only added up, and not sent."""
+        """Add up the gradients of backward() in this block without sending them."""
         yield
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """Where forward and loss are computed; local."""
+        """Return the context in which to compute forward and loss; local."""
         dtype = DTYPES.get(self.config.precision or "")
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             yield
@@ -182,9 +182,9 @@ class Parallel:
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def step(self) -> float:
-        """Clip, step and zero the gradients; the norm of all gradients before.
+        """Clip the gradients, step and zero them; return their norm before clipping.
 
-        With fp16 a step whose gradients are not finite is left out on every rank.
+        With fp16, every rank skips a step whose gradients aren't finite.
         """
         self.share_loss_gradients()
         if self.scaler:
@@ -243,10 +243,10 @@ class Parallel:
         return [p for p in known if id(p) in held]
 
     def share_overflow(self) -> None:
-        """Have all ranks know whether one has a gradient that is not finite."""
+        """Let all ranks know if one of them has a gradient that isn't finite."""
 
     def clip(self, largest: float | None) -> float:
-        """Scale the gradients to at most this norm; the norm before."""
+        """Scale the gradients to at most this norm; return the norm before."""
         parameters = self.trained()
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -270,7 +270,7 @@ class Parallel:
             part.training = False
 
     def rates(self) -> list[float]:
-        """The learning rate of each group of parameters; local."""
+        """Return the learning rate of each group of parameters; local."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def set_rate(self, rates: list[float]) -> None:
@@ -281,11 +281,11 @@ class Parallel:
     # ── all ranks together ──────────────────────────────────────────────────────────
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """`tensor` summed over the ranks, in place."""
+        """Sum `tensor` over the ranks, in place."""
         raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
-        """The unsharded state_dict of the model on the CPU, on every rank."""
+        """Return the model's unsharded state_dict on the CPU, on every rank."""
         return kept_state(self.module)
 
     def loss_weights(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Parallel:
         return {} if self.loss is None else kept_state(self.loss)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The state of the optimizer by the names of the parameters, on every rank."""
+        """Return the optimizer's state by parameter names, on every rank."""
         state = self.optimizer.state_dict()
         return named_state(self.optimizer, state, self.names())
 
@@ -349,11 +349,11 @@ class Parallel:
             self.loss.load_state_dict(weights)
 
     def names(self) -> list[str]:
-        """The names of the parameters in the order of the optimizer; local."""
+        """Return the names of the parameters in the optimizer's order; local."""
         return names_of(self.optimizer, self.module, self.loss_parameters)
 
     def close(self) -> None:
-        """End the group, if this made it."""
+        """Close the group if this object opened it."""
 
 
 def placed(value: Any, device: torch.device) -> Any:
@@ -375,7 +375,7 @@ def kept_state(module: nn.Module) -> dict[str, Any]:
 
 
 def make_scaler(config: DistributedConfig, device: torch.device) -> Any:
-    """A GradScaler for fp16, else None."""
+    """Make a GradScaler for fp16; otherwise return None."""
     if config.precision != "fp16":
         return None
     return torch.amp.GradScaler(

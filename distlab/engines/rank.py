@@ -1,8 +1,8 @@
-"""The script of one rank: reads the job, trains, writes the outcome.
+"""Run one rank: read the job, train, and write the outcome.
 
     python -m distlab.launch … distlab/engines/rank.py FOLDER
 
-What a rank has to do it finds in FOLDER.
+FOLDER contains everything that a rank needs to know.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ VARIABLES = ("RANK", "SLURM_PROCID", "HOROVOD_RANK")  # of launchers
 
 
 def number() -> int:
-    """This process's rank, by what its launcher has set; 0 without one."""
+    """Return the rank that a launcher has set for this process, or 0 without one."""
     return int(next((os.environ[v] for v in VARIABLES if v in os.environ), "0"))
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Where a rank says in one line why it failed."""
+    """Return the file in which a rank says in one line why it failed."""
     return folder / f"rank_{rank}.error"
 
 

@@ -1,10 +1,10 @@
-"""Ray Train: the same worker in the processes of a Ray cluster.
+"""Run the worker in the processes of a Ray cluster.
 
     fit() ─▶ TorchTrainer, a worker per rank ─▶ train(job) in each ─▶ an actor ─▶ fit()
 
 Ray starts the processes, on this machine or on a cluster, and opens torch's default
-group in them. Rank 0 sends what came of it to an actor, so no shared disk is needed.
-Inside a trial of Ray Tune it is the same; that trial's cluster is used.
+group in them. Rank 0 sends its outcome to an actor, so no shared disk is needed.
+Inside a trial of Ray Tune, it uses that trial's cluster.
 
 Source: Ray Train's documentation, "TorchTrainer" and "TorchConfig".
 """
@@ -65,7 +65,7 @@ def run_script_on_ray(
     config: DistributedConfig,
     address: str | None,
 ) -> int:
-    """Run a user's script as every rank; 0, since a rank that fails raises."""
+    """Run a user's script as every rank; return 0, because a failed rank raises."""
     path, own = script.resolve(), list(arguments)
 
     def as_rank() -> bytes:
@@ -83,7 +83,7 @@ def on_ray(
     *,
     shows_output: bool = False,
 ) -> bytes:
-    """Call a function as every rank of a group that Ray opens; what rank 0 returns.
+    """Call a function on every rank of a group that Ray opens; return rank 0's result.
 
     Raises:
         EngineError: Ray is not installed or not reachable, or a rank failed.
@@ -124,10 +124,10 @@ def on_ray(
 def joined(
     ray: Any, address: str | None, num_workers: int, *, shows_output: bool = False
 ) -> Iterator[None]:
-    """A block in a Ray cluster: the one that this process is in, or as `open_ray`.
+    """Enter this process's Ray cluster, or open one as `open_ray` does.
 
     Raises:
-        EngineError: Ray is not reachable.
+        EngineError: we can't reach Ray.
     """
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
@@ -151,11 +151,11 @@ class Mailbox:
         self.value = b""
 
     def put(self, value: bytes) -> None:
-        """Keep it."""
+        """Store the value."""
         self.value = value
 
     def take(self) -> bytes:
-        """What was kept."""
+        """Return the stored value."""
         return self.value
 
 
@@ -189,10 +189,10 @@ def open_ray(
 
 
 def expect_answer(address: str) -> None:
-    """See that something listens at `address`; Ray itself would wait for minutes.
+    """Check that something listens at `address`, as Ray itself would wait for minutes.
 
     Raises:
-        EngineError: nothing does, or it is no address.
+        EngineError: nothing does, or it isn't an address.
     """
     place = urlsplit(address if "://" in address else f"ray://{address}")
     try:
@@ -205,7 +205,7 @@ def expect_answer(address: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """What the first rank that failed said, or Ray, in one line."""
+    """Return in one line what the first failed rank said, or else Ray."""
     failures = getattr(error, "worker_failures", None) or {}
     for rank, cause in sorted(failures.items()):
         lines = [line for line in str(cause).splitlines() if line.strip()]

@@ -1,11 +1,11 @@
-"""Trials on Ray Tune: an actor per trial, on this machine or on a cluster.
+"""Run trials on Ray Tune: an actor per trial, on this machine or on a cluster.
 
     Draws (a Searcher) ─▶ Ray starts the trial ─▶ report ─▶ Asha (a scheduler) ─▶ Tuning
 
-What is drawn comes from `distlab.engines.search`, so the trials are those of the other
-backend. Ray decides where they run and, by its ASHA, which end early. What has ended is
-noted in the process that called `tune`: Ray's own record of a search is up to 10 s old
-when that process is killed, and a trial that ended since would run again.
+`distlab.engines.search` draws the parameters, so both backends run the same trials. Ray
+decides where they run and, with its own ASHA, which end early. The process that called
+`tune` notes each trial's end, because Ray's own record of a search can be 10 s old
+when that process is killed, and a trial that had ended since would run again.
 
 Source: Ray Tune's documentation, "Searcher", "AsyncHyperBandScheduler", "tune.report".
 """
@@ -49,7 +49,7 @@ def run_on_ray_tune(
     trials_per_gpu: int,
     address: str | None,
 ) -> None:
-    """Run all trials that wait.
+    """Run all waiting trials.
 
     Raises:
         EngineError: Ray is not installed or not reachable, or the search failed.
@@ -88,7 +88,7 @@ def run_on_ray_tune(
 
 
 def trial_of(tuning: Tuning, train_fn: Callable[..., Any]) -> Callable[..., None]:
-    """What an actor calls."""
+    """Return the function that an actor calls."""
     given = {n: (tuning.parameters(n), tuning.kept(n)) for n in tuning.waiting}
     # By value: to import it, an actor would import the package, and with it torch.
     cloudpickle.register_pickle_by_value(trials)
@@ -117,7 +117,7 @@ def trial_of(tuning: Tuning, train_fn: Callable[..., Any]) -> Callable[..., None
 
 
 def draws(tuning: Tuning) -> Any:
-    """What Ray asks for the next trial; it asks when a slot is free."""
+    """Return the searcher that Ray asks for the next trial when a slot is free."""
     base = engine("ray.tune.search", "ray").Searcher
 
     class Draws(base):  # type: ignore[misc, valid-type]
@@ -141,7 +141,7 @@ def draws(tuning: Tuning) -> Any:
 
 
 def asha(tuning: Tuning, given: Asha) -> Any:
-    """Ray's ASHA, which also tells the search what its trials report, how they end."""
+    """Return Ray's ASHA, extended to tell the search about reports and ends."""
     base = engine("ray.tune.schedulers", "ray").ASHAScheduler
 
     class Scheduler(base):  # type: ignore[misc, valid-type]
@@ -175,7 +175,7 @@ def asha(tuning: Tuning, given: Asha) -> Any:
 
 
 def why(trial: Any) -> str:
-    """The last line of what a trial failed with."""
+    """Return the last line of a failed trial's error."""
     # Ray's get_error() looks where the file is copied to, which happens later.
     try:
         text = Path(trial.error_file).read_text(encoding="utf-8")

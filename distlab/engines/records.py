@@ -1,4 +1,4 @@
-"""Where rank 0 writes figures: the terminal, MLflow, TensorBoard."""
+"""Write rank 0's figures to the terminal, MLflow and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distlab.monitor.sinks import announced, num_restarts, open_sinks
 
 
 class Records:
-    """The sinks of one training; without any on the ranks other than 0.
+    """The sinks of one training; only rank 0 has any.
 
     Raises:
         ModuleNotFoundError: MLflow or TensorBoard is not installed.
@@ -35,7 +35,7 @@ class Records:
         self._num_epochs = job.config.epochs
 
     def open_folder(self, step: int) -> None:
-        """Open `monitor_dir`, if there is one; a resumed run begins after `step`.
+        """Open `monitor_dir`, if there is one; a resumed run continues after `step`.
 
         Raises:
             EngineError: it has the records of another run, or a port is taken.
@@ -67,16 +67,16 @@ class Records:
                 print(f"figures: {line}", flush=True)
 
     def ranks(self, records: Sequence[StepRecord]) -> None:
-        """The records of all ranks, of the same steps."""
+        """Write all ranks' records of the same steps."""
         for record in records:
             self._monitor.hear(record)
 
     def steps(self, step: int, figures: dict[str, float]) -> None:
-        """Figures of the steps up to `step`."""
+        """Write the figures of the steps up to `step`."""
         self._monitor.figures(step, {**figures, **gpu_figures()})
 
     def epoch(self, step: int, row: EpochRow) -> None:
-        """The figures of an epoch, and a line on the terminal."""
+        """Write the figures of an epoch, and print a line."""
         named = {
             "epoch_loss": row.loss,
             "val_loss": row.val_loss,
@@ -97,12 +97,12 @@ class Records:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End the sinks."""
+        """Close the sinks."""
         self._monitor.close()
 
 
 def line_of(row: EpochRow, num_epochs: int) -> str:
-    """An epoch as a line."""
+    """Format an epoch as a line."""
     words = [f"epoch {row.epoch}/{num_epochs}", f"loss {row.loss:.4f}"]
     if row.val_loss is not None:
         words.append(f"validation {row.val_loss:.4f}")
@@ -112,7 +112,7 @@ def line_of(row: EpochRow, num_epochs: int) -> str:
 
 
 def make_sinks(job: Job) -> list[Sink]:
-    """What the configuration names."""
+    """Make the sinks that the configuration names."""
     sinks: list[Sink] = []
     if job.config.tensorboard:
         from distlab.monitor.tensorboard import TensorBoard
@@ -129,7 +129,7 @@ def make_sinks(job: Job) -> list[Sink]:
 
 
 def gpu_figures() -> dict[str, float]:
-    """The utilisation of this rank's GPU in percent, where the driver says it."""
+    """Return this rank's GPU utilisation in percent, if the driver tells us."""
     if not torch.cuda.is_available():
         return {}
     try:
@@ -139,13 +139,13 @@ def gpu_figures() -> dict[str, float]:
 
 
 class TrackedRun:
-    """The MLflow run of a training: the active one, or else one that is begun here.
+    """The MLflow run of a training: the active one, or one that we start.
 
     Without `mlflow_tracking` it does nothing.
 
     Raises:
         ModuleNotFoundError: MLflow is not installed.
-        EngineError: MLflow cannot begin a run.
+        EngineError: MLflow can't start a run.
     """
 
     def __init__(self, config: DistributedConfig, experiment: str | None) -> None:
@@ -172,7 +172,7 @@ class TrackedRun:
         self.place = mlflow.get_tracking_uri(), run.info.run_id
 
     def end(self, status: str) -> None:
-        """End the run, if it was begun here."""
+        """End the run if we started it."""
         if self._is_ours:
             self._is_ours = False
             self._mlflow.end_run(status)

@@ -1,12 +1,12 @@
-"""Which rank trains on which samples: the same global batches at every world size.
+"""Split samples over ranks so that every world size has the same global batches.
 
     order of the epoch      7 2 5 0 | 6 1 4 3 | 8 9         global batches of 4
     rank 0 of 2             7 2       6 1       8
     rank 1 of 2               5 0       4 3       9
 
 A step's loss is the mean over its global batch, so N ranks with batches of b take the
-step of a single process with batches of N·b, the last, smaller batch included. A rank
-that has no sample left computes one with weight 0, because every rank must take part.
+same step as a single process with batches of N·b, including the last, smaller batch. A
+rank with no samples left computes one with weight 0, because every rank must take part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distlab.given.seeds import small_seed
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one rank computes at once.
+    """The samples that one rank computes at once.
 
     `weight` multiplies the mean loss of `indices`; the mean over the ranks is then the
     mean over the global batch.
@@ -32,18 +32,18 @@ class Microbatch:
     weight: float
     ends_step: bool
     num_in_step: int
-    """Samples of the whole step, on all ranks."""
+    """Number of samples in the whole step, on all ranks."""
 
     @property
     def num_samples(self) -> int:
-        """Samples that count."""
+        """Return the number of samples that count."""
         return len(self.indices) if self.weight else 0
 
 
 def epoch_order(
     num_samples: int, *, shuffles: bool, seed: int, epoch: int
 ) -> list[int]:
-    """The order of an epoch; the same on every rank."""
+    """Return the order of an epoch, which is the same on every rank."""
     if not shuffles:
         return list(range(num_samples))
     generator = torch.Generator().manual_seed(1_000_003 * small_seed(seed) + epoch)
@@ -59,7 +59,7 @@ def epoch_plan(
     num_microbatches: int = 1,
     drop_last: bool = False,
 ) -> list[Microbatch]:
-    """The microbatches of `rank` in an epoch; equally many on every rank."""
+    """Plan the microbatches of `rank` in an epoch; every rank has equally many."""
     size = world_size * batch_size * num_microbatches
     plan: list[Microbatch] = []
     for start in range(0, len(order), size):
@@ -89,7 +89,7 @@ def _step_plan(
 
 
 class PlannedBatches(Sampler[list[int]]):
-    """A plan as what a DataLoader calls a batch sampler."""
+    """Adapts a plan to a DataLoader's batch sampler."""
 
     def __init__(self, plan: Sequence[Microbatch]) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""Checkpoints of the engines: one file after an epoch, unsharded, without code in it.
+"""Save engines' checkpoints: one file per epoch, unsharded and without code.
 
     <folder>/epoch_0003.pt     what is left of a save that was cut short: *.tmp
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"epoch_(\d+)\.pt", re.ASCII)
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
-    """Write the checkpoint of `epoch` finished epochs; complete or not there.
+    """Write the checkpoint of `epoch` finished epochs completely, or not at all.
 
     Raises:
         EngineError: the file can't be written, or can't be read back.
@@ -130,7 +130,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
-    """The checkpoint to continue from, or None: there is none in `folder` yet.
+    """Load the checkpoint to continue from; None if `folder` has none yet.
 
     The newest is the one with the most epochs, of the training that began last: a
     training that began anew in `folder` leaves the later checkpoints of an earlier one

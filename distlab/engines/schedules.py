@@ -1,4 +1,4 @@
-"""A learning-rate scheduler of torch in a training on any engine.
+"""Use one of torch's learning-rate schedulers on any engine.
 
     scheduler's rates ─▶ × lr_scaling, × warm-up ─▶ the optimizer of the rank
 
@@ -25,7 +25,7 @@ CYCLED = ("momentum", "betas")  # OneCycleLR and CyclicLR change these too
 
 
 class Schedule:
-    """The scheduler of a rank, and the rates that it has come to.
+    """A rank's scheduler and its current rates.
 
     Raises:
         EngineError: the caller's function fails, or makes something else.
@@ -52,11 +52,11 @@ class Schedule:
         self._base = [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def step(self, row: EpochRow | None = None) -> list[float]:
-        """The rates after a step, or after the epoch of `row`.
+        """Step, and return the rates after this step or after the epoch of `row`.
 
         Raises:
-            EngineError: the scheduler refuses to go on, such as OneCycleLR after its
-                last step, or it watches an accuracy that there is none of.
+            EngineError: the scheduler refuses to continue, such as OneCycleLR after its
+                last step, or it watches an accuracy that doesn't exist.
         """
         self._set_rates()
         watched = self._watched(row) if isinstance(self._scheduler, Plateau) else ()
@@ -82,7 +82,7 @@ class Schedule:
         return (row.accuracy,)
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` continues with; plain data."""
+        """Return everything that `load` needs to continue, as plain data."""
         groups = self._optimizer.param_groups
         return {
             "kind": type(self._scheduler).__name__,
@@ -94,10 +94,10 @@ class Schedule:
         }
 
     def load(self, saved: dict[str, Any]) -> list[float]:
-        """Continue with a saved `state`; the rates.
+        """Continue with a saved `state`; return the rates.
 
         Raises:
-            EngineError: it is another scheduler's, or it began with another rate.
+            EngineError: another scheduler saved it, or one that began at another rate.
         """
         own = self.state()
         for name, what in WHAT.items():
@@ -133,13 +133,13 @@ WHAT = {
 
 
 def is_scheduler(value: Any) -> bool:
-    """Whether it is a scheduler, and no function that makes one."""
+    """Return True for a scheduler, and False for a function that makes one."""
     parts = "step", "state_dict", "load_state_dict"
     return not isinstance(value, type) and all(hasattr(value, n) for n in parts)
 
 
 def expect_interval(scheduler: Any, interval: str) -> None:
-    """Refuse an interval that there isn't, or that doesn't suit the scheduler.
+    """Refuse an interval that doesn't exist or doesn't suit the scheduler.
 
     Raises:
         EngineError: the message names both.
@@ -162,7 +162,7 @@ def give_back(scheduler: Any, saved: dict[str, Any]) -> None:
 
 
 def expect_scheduler(wanted: Any, optimizer: Any, learning_rate: Any) -> None:
-    """Refuse what is no scheduler, and no function for one, before ranks start.
+    """Require a scheduler or a function that makes one, before ranks start.
 
     Raises:
         EngineError: the message says what it must be.

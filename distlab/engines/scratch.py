@@ -1,4 +1,4 @@
-"""The engine that stands on the course's own units: distlab.distributed."""
+"""The engine built from the course's own units: distlab.distributed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 
 
 class Scratch(Parallel):
-    """A rank of distlab.distributed's default group; makes it if there is none."""
+    """A rank of distlab.distributed's default group, made here if there is none."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Scratch(Parallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See Parallel."""
+        """Implement `Parallel.no_sync`."""
         with self.ddp.no_sync():
             yield
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Parallel."""
+        """Implement `Parallel.sum`."""
         return ours.all_reduce(tensor)
 
     def close(self) -> None:
-        """See Parallel."""
+        """Implement `Parallel.close`."""
         if self.owns_group:
             ours.destroy_process_group()

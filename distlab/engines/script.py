@@ -1,4 +1,4 @@
-"""A user's own script on all ranks: what `distlab train` runs.
+"""Run a user's own script on all ranks, for `distlab train`.
 
     started by torchrun or srun    this process is a rank: run the script
     started by hand               start the ranks, which run the script
@@ -50,10 +50,10 @@ def run_script(
     log_dir: Path | None = None,
     address: str | None = None,
 ) -> int:
-    """Run `script` on the ranks of `config`; the exit code.
+    """Run `script` on the ranks of `config`; return the exit code.
 
     Raises:
-        EngineError, LaunchError: it cannot begin: one line.
+        EngineError, LaunchError: it can't start; the message is one line.
     """
     if not script.is_file():
         raise EngineError(f"the script {script} is not there")
@@ -127,7 +127,7 @@ def _named_backend(name: str) -> Iterator[None]:
 
 
 class Cap:
-    """Whether the cost cap has ended the ranks."""
+    """Remembers if the cost cap has ended the ranks."""
 
     is_reached = False
 

@@ -1,4 +1,4 @@
-"""What a search over parameters draws and which trials it ends; starts nothing.
+"""Draw the parameters of a search and decide which trials end, but start nothing.
 
 Source: Li et al., A System for Massively Parallel Hyperparameter Tuning (2020), section
 3.3, asynchronous successive halving (https://arxiv.org/abs/1810.05934); here a trial
@@ -23,7 +23,7 @@ class Choice:
     values: Sequence[Any]
 
     def draw(self, source: random.Random) -> Any:
-        """A value."""
+        """Draw a value."""
         return source.choice(list(self.values))
 
 
@@ -36,26 +36,26 @@ class Uniform:
     is_log: bool = False
 
     def draw(self, source: random.Random) -> float:
-        """A value."""
+        """Draw a value."""
         if self.is_log:
             return math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         return source.uniform(self.low, self.high)
 
 
 def choice(values: Sequence[Any]) -> Choice:
-    """One of `values`."""
+    """Draw one of `values`."""
     if not values:
         raise EngineError("choice([]) has no value to draw")
     return Choice(tuple(values))
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """A number between `low` and `high`."""
+    """Draw a number between `low` and `high`."""
     return _interval(low, high, is_log=False)
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """A number between `low` and `high`, as often below as above √(low·high)."""
+    """Draw a number between `low` and `high`, as often below as above √(low·high)."""
     if low <= 0:
         raise EngineError(f"loguniform({low:g}, {high:g}): low must be more than 0")
     return _interval(low, high, is_log=True)
@@ -68,7 +68,7 @@ def _interval(low: float, high: float, *, is_log: bool) -> Uniform:
 
 
 def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
-    """The parameters of a trial: the same for the same seed, in any order of trials.
+    """Draw a trial's parameters, which depend on the seed but not on trials' order.
 
     A list is a choice, and a dictionary holds more parameters. Ray Tune's domains and
     SciPy's distributions work too. Anything else is a constant.
@@ -102,9 +102,9 @@ def _drawn(name: str, own: Any, source: random.Random) -> Any:
 
 
 class Asha:
-    """Which trials go on: at each rung the best 1/`reduction_factor` so far.
+    """Decides which trials continue: at each rung, the best 1/`reduction_factor`.
 
-    Rungs stand at `grace` reports and at its multiples by powers of the factor.
+    There are rungs at `grace` reports and at its multiples by powers of the factor.
     """
 
     def __init__(self, grace: int = 1, reduction_factor: int = 3) -> None:
@@ -114,9 +114,9 @@ class Asha:
         self.rungs: dict[int, list[float]] = {}
 
     def goes_on(self, num_reports: int, loss: float) -> bool:
-        """Whether a trial goes on that has reported so often, last this loss.
+        """Return True if a trial continues after this many reports and this last loss.
 
-        One whose loss is not finite, minus infinity included, ends at its rung.
+        A trial whose loss isn't finite, such as minus infinity, ends at its rung.
         """
         if not self.is_rung(num_reports):
             return True
@@ -127,7 +127,7 @@ class Asha:
         return math.isfinite(loss) and loss <= values[num_best - 1]
 
     def is_rung(self, num_reports: int) -> bool:
-        """Whether there is one after so many reports."""
+        """Return True if there is a rung after this many reports."""
         rung = self.grace
         while rung < num_reports:
             rung *= self.factor

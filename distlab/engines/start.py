@@ -1,4 +1,4 @@
-"""Start the ranks of a job on this machine, or take part in one that runs already.
+"""Start the ranks of a job on this machine, or take part in a running one.
 
 RANK, SLURM_PROCID … is set      this process is a rank: train here
 one rank                         train here
@@ -27,14 +27,14 @@ from distlab.engines.worker import train
 from distlab.launch import LaunchError, launch_distributed_training, rank_environment
 
 Starter = Callable[[Path, DistributedConfig], int]
-"""Runs rank.py with a folder on all ranks; the exit code."""
+"""Runs rank.py with a folder on all ranks, and returns the exit code."""
 
 
 def run(job: Job, starter: Starter | None = None) -> Outcome:
-    """Train `job` on its ranks, wherever this process stands among them.
+    """Train `job` on its ranks, whether or not this process is one of them.
 
     Raises:
-        EngineError: the training cannot begin, or a rank failed.
+        EngineError: the training can't start, or a rank failed.
     """
     if is_rank():
         return take_part(job)
@@ -55,7 +55,7 @@ def take_part(job: Job, starter: Starter | None = None) -> Outcome:
 
 
 def run_here(script: Path, arguments: Sequence[str]) -> int:
-    """Run it in this process, which a launcher has started as one rank."""
+    """Run the job in this process, which a launcher has started as one rank."""
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     with job_of_launcher():
@@ -64,7 +64,7 @@ def run_here(script: Path, arguments: Sequence[str]) -> int:
 
 
 def is_rank() -> bool:
-    """Whether a launcher has started this process as one rank of several."""
+    """Return True if a launcher has started this process as one rank of several."""
     variables = os.environ
     is_started = "RANK" in variables or "HOROVOD_RANK" in variables
     # In a batch script without srun, SLURM_PROCID is 0 and there is no step's node.
@@ -74,7 +74,7 @@ def is_rank() -> bool:
 
 @contextlib.contextmanager
 def job_of_launcher() -> Iterator[None]:
-    """Inside, srun's variables stand under torch's names too."""
+    """Set srun's variables under torch's names in this block."""
     added = rank_environment(os.environ)
     os.environ.update(added)
     try:
@@ -88,7 +88,7 @@ def start(job: Job, starter: Starter) -> Outcome:
     """Start other processes for all ranks of `job`, and wait for them.
 
     Raises:
-        EngineError: they cannot start, or one failed: what the first one said.
+        EngineError: they can't start, or one failed; it has the first one's message.
     """
     expect_gpus(job.config)
     expect_no_profiler()
@@ -108,7 +108,7 @@ def start(job: Job, starter: Starter) -> Outcome:
 
 
 def launch_ranks(folder: Path, config: DistributedConfig) -> int:
-    """distlab.launch, whose lines about a failure are left out: `start` says why."""
+    """Launch the ranks, but drop lines about failures, which `start` reports."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             code = launch_distributed_training(
@@ -124,10 +124,10 @@ def launch_ranks(folder: Path, config: DistributedConfig) -> int:
 
 
 def expect_gpus(config: DistributedConfig) -> None:
-    """See that there is a GPU for each rank, where the ranks use GPUs.
+    """Check that there is a GPU for each rank, if the ranks use GPUs.
 
     Raises:
-        EngineError: there are some, but too few; or none for nccl.
+        EngineError: there are too few GPUs, or none for nccl.
     """
     num_gpus = torch.cuda.device_count()
     uses_gpus = num_gpus > 0 and config.communication_backend != "gloo"
@@ -144,7 +144,7 @@ def expect_gpus(config: DistributedConfig) -> None:
 
 
 def expect_no_profiler() -> None:
-    """Refuse a profiler around a training in other processes: it would see nothing.
+    """Refuse a profiler, because it would see nothing of other processes.
 
     Raises:
         EngineError: torch's profiler is active in this process.
@@ -158,7 +158,7 @@ def expect_no_profiler() -> None:
 
 
 def what_failed(folder: Path, world_size: int, code: int) -> str:
-    """What the first rank that failed wrote down, or else the launcher."""
+    """Return what the first failed rank wrote down, or else the launcher."""
     told = [
         (path.stat().st_mtime_ns, rank, path.read_text(encoding="utf-8"))
         for rank in range(world_size)

@@ -1,4 +1,4 @@
-"""TensorFlow: a compiled Keras model on several processes, with the same worker.
+"""Train a compiled Keras model with TensorFlow on several processes.
 
     fit() ─▶ distlab.launch ─▶ rank.py in each process ─▶ train(job) ─▶ a file ─▶ fit()
 
@@ -33,16 +33,16 @@ from distlab.engines.trainer import Trainer
 
 
 class TensorFlowDistributedTrainer(Trainer):
-    """Trains a compiled Keras model; each rank gets its part of a batched tf.data.
+    """Trains a compiled Keras model, giving each rank its part of a batched tf.data.
 
-    The batches of the dataset are those of one rank, as everywhere here. `shuffle`: the
-    samples come in another order in each epoch, by `seed`. `learning_rate` replaces the
-    optimizer's. For the limits see the module.
+    The dataset's batches are those of one rank, as with all trainers. With `shuffle`,
+    `seed` gives each epoch another order. `learning_rate` replaces the
+    optimizer's. The module's docstring lists the limits.
 
     Example: `TensorFlowDistributedTrainer(model, num_gpus=2, epochs=3).fit(dataset)`
 
     Raises:
-        EngineError: TensorFlow is not installed, or model and fields do not fit.
+        EngineError: TensorFlow isn't installed, or model and fields don't fit.
     """
 
     backends = ("tensorflow",)
@@ -88,13 +88,13 @@ class Samples:
         return self.num
 
     def batch(self, indices: Sequence[int]) -> tuple[Any, Any]:
-        """These samples."""
+        """Return these samples."""
         chosen = list(indices)
         inputs, targets = (_each(part, lambda a: a[chosen]) for part in self.arrays)
         return inputs, targets
 
     def digest(self) -> int:
-        """The same number for the same samples in the same order."""
+        """Hash the samples in their order."""
         digest = 0
 
         def add(array: Any) -> None:
@@ -109,10 +109,10 @@ class Samples:
 def read_dataset(
     dataset: Any, batch_size: int | None, what: str, *, shuffles: bool
 ) -> Loading:
-    """All samples of a batched tf.data dataset; `batch_size` replaces its own.
+    """Read all samples of a batched tf.data dataset; `batch_size` replaces its own.
 
     Raises:
-        EngineError: it is none, has no end, or no pairs of inputs and targets.
+        EngineError: it isn't one, has no end, or doesn't yield inputs and targets.
     """
     tf = tensorflow()
     if not isinstance(dataset, tf.data.Dataset):

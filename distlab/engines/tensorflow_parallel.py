@@ -1,8 +1,8 @@
-"""TensorFlow in the process of a rank: a Keras model's forward, backward and step.
+"""Run one rank of TensorFlow: a Keras model's forward, backward and step.
 
-Its fit() does not run under MultiWorkerMirroredStrategy in Keras 3. So the steps are
-taken here: gradients of microbatches are added up on the rank, averaged over the ranks
-by the strategy, clipped, and given to the model's own optimizer.
+In Keras 3, fit() doesn't run under MultiWorkerMirroredStrategy, so we take the steps
+here: we add up gradients of microbatches on the rank, let the strategy average them
+over the ranks, clip them, and pass them to the model's own optimizer.
 
 Source: TensorFlow's documentation, "Custom training with tf.distribute.Strategy".
 """
@@ -33,7 +33,7 @@ class TensorFlow(Parallel):
     """A rank of TensorFlow's cluster, with a copy of the model on it.
 
     Raises:
-        EngineError: TensorFlow is not installed, or the ranks cannot meet.
+        EngineError: TensorFlow isn't installed, or the ranks can't meet.
     """
 
     def __init__(self, config: DistributedConfig, sent: KerasModel) -> None:
@@ -71,12 +71,12 @@ class TensorFlow(Parallel):
     # ── a step ──────────────────────────────────────────────────────────────────────
 
     def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterator[Any]:
-        """See Parallel; collective when it sees a dataset for the first time."""
+        """Implement `Parallel.batches`; collective when it first sees a dataset."""
         self._expect_same_samples(loading.dataset)
         return (loading.dataset.batch(one.indices) for one in plan)
 
     def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
-        """See Parallel; the loss is the one that the model was compiled with."""
+        """Implement `Parallel.learn` with the loss that the model was compiled with."""
         weight = self.tf.constant(micro.weight, self.tf.float64)
         value = self._learn(*self._tensors(batch), weight)
         return torch.tensor(value.numpy().item(), dtype=torch.double)
@@ -107,7 +107,7 @@ class TensorFlow(Parallel):
         return loss, outputs
 
     def step(self) -> float:
-        """See Parallel."""
+        """Implement `Parallel.step`."""
         with self._naming_a_lost_rank():
             return float(self._step())
 
@@ -131,7 +131,7 @@ class TensorFlow(Parallel):
         return context.all_reduce(self.mean, [self.tf.identity(one) for one in sums])
 
     def judge(self, loss: Loss, batch: Any) -> Judged:
-        """See Parallel; accuracy is that of targets which are class numbers."""
+        """Implement `Parallel.judge`; accuracy needs targets that are class numbers."""
         value, right, num = self._judge(*self._tensors(batch))
         return Judged(value.numpy().item(), num_right=int(right), num_judged=int(num))
 
@@ -152,22 +152,22 @@ class TensorFlow(Parallel):
         return inputs, targets
 
     def set_training(self, is_on: bool) -> None:
-        """See Parallel; collective: moving averages become those of all ranks."""
+        """Implement `Parallel.set_training`; collective, to combine moving averages."""
         if not is_on:
             self._average_moving()
 
     def rates(self) -> list[float]:
-        """See Parallel."""
+        """Implement `Parallel.rates`."""
         return [float(self.keras_optimizer.learning_rate.numpy())]
 
     def set_rate(self, rates: list[float]) -> None:
-        """See Parallel."""
+        """Implement `Parallel.set_rate`."""
         self.keras_optimizer.learning_rate = rates[0]
 
     # ── all ranks together ──────────────────────────────────────────────────────────
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Parallel."""
+        """Implement `Parallel.sum`."""
         with self._naming_a_lost_rank():
             value = self._sum(self.tf.constant(tensor.numpy()))
         tensor.copy_(torch.from_numpy(np.array(value.numpy())).reshape(tensor.shape))
@@ -236,23 +236,23 @@ class TensorFlow(Parallel):
             seed.assign([(first + self.rank) % 2**32, counter])
 
     def weights(self) -> dict[str, Tensor]:
-        """See Parallel; with the state of the dropout, in the order of the model."""
+        """Implement `Parallel.weights`, with dropout's state, in the model's order."""
         self._average_moving()
         return _numbered(self.model.variables)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """See Parallel; in the order of the optimizer."""
+        """Implement `Parallel.optimizer_state`; in the order of the optimizer."""
         return dict(_numbered(self.keras_optimizer.variables))
 
     def expect_fits(self, state: dict[str, Any]) -> None:
-        """See Parallel; `load` checks this, by numbers."""
+        """Implement `Parallel.expect_fits`; `load` checks this, by numbers."""
 
     def settings(self) -> Any:
-        """See Parallel: there is nothing."""
+        """Implement `Parallel.settings`: there is nothing."""
         return None
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """See Parallel.
+        """Implement `Parallel.load`.
 
         Raises:
             ValueError: they are another model's or another optimizer's.
@@ -262,11 +262,11 @@ class TensorFlow(Parallel):
         self._spread_seeds()
 
     def close(self) -> None:
-        """See Parallel; TensorFlow's cluster ends with the process."""
+        """Implement `Parallel.close`; TensorFlow's cluster ends with the process."""
 
 
 def assign(what: str, variables: Sequence[Any], values: dict[str, Any]) -> None:
-    """Set variables of Keras to what `_numbered` gave.
+    """Set variables of Keras to the values that `_numbered` returned.
 
     Raises:
         ValueError: there are others, or their shapes are others.

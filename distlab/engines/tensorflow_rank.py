@@ -1,4 +1,4 @@
-"""A user's script as one rank of TensorFlow's: the strategy is open before it begins.
+"""Run a user's script as one rank of TensorFlow, with the strategy already open.
 
     python -m distlab.launch … distlab/engines/tensorflow_rank.py any SCRIPT …
 
@@ -23,7 +23,7 @@ ANY = "any"  # in place of nccl: TensorFlow chooses
 
 
 def main(wire: str | None, script: Path, arguments: Sequence[str]) -> int:
-    """Run `script` as the rank that the environment names; the exit code."""
+    """Run `script` as the rank that the environment names; return the exit code."""
     with job_of_launcher():
         try:
             open_strategy(None if wire == ANY else wire)

@@ -1,8 +1,8 @@
-"""TensorFlow in the process of a rank: it meets the others, and opens the strategy.
+"""Meet TensorFlow's other ranks, and open the strategy.
 
     RANK, MASTER_ADDR … ─▶ addresses of all ranks ─▶ TF_CONFIG ─▶ MultiWorkerMirrored
 
-The strategy must be there before the first tensor is: tensorflow_rank.py opens it
+The strategy must be open before the first tensor exists, so tensorflow_rank.py opens it
 before a user's script makes its model.
 
 Source: TensorFlow's documentation, "Multi-worker training with Keras".
@@ -25,7 +25,7 @@ _held: list[Any] = []  # the store, and a socket on this rank's port
 
 
 def tensorflow() -> Any:
-    """The module, without its lines about this machine's processor.
+    """Import TensorFlow, without its lines about this machine's processor.
 
     Raises:
         EngineError: it is not installed.
@@ -37,7 +37,7 @@ def tensorflow() -> Any:
 
 
 def keras() -> Any:
-    """Keras on TensorFlow.
+    """Import Keras on TensorFlow.
 
     Raises:
         EngineError: it is not installed, or it runs on something else.
@@ -53,12 +53,12 @@ def keras() -> Any:
 
 
 def open_strategy(wire: str | None = None) -> Any:
-    """The strategy of this process; MultiWorkerMirroredStrategy with other ranks.
+    """Open this process's strategy: MultiWorkerMirroredStrategy with other ranks.
 
     A second call returns the same one. `wire` is nccl or None: TensorFlow's choice.
 
     Raises:
-        EngineError: it is not installed, cannot be opened any more, or no rank answers.
+        EngineError: it isn't installed, can't be opened any more, or no rank answers.
     """
     tf = tensorflow()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -100,10 +100,10 @@ def use_own_devices(tf: Any) -> None:
 
 
 def meet() -> dict[str, Any]:
-    """TF_CONFIG: the addresses of all ranks, which they tell each other; collective.
+    """Make TF_CONFIG from the addresses that all ranks tell each other; collective.
 
     Raises:
-        EngineError: the others are not at MASTER_ADDR.
+        EngineError: the others aren't at MASTER_ADDR.
     """
     from torch.distributed import (  # type: ignore[attr-defined]
         PrefixStore,
@@ -130,7 +130,7 @@ def meet() -> dict[str, Any]:
 
 
 def address_towards(other: str) -> str:
-    """This machine's address on the network on which it reaches `other`."""
+    """Return this machine's address on the network that leads to `other`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""torch's own engines: DistributedDataParallel, its sharded optimizer, fully_shard.
+"""Train with torch's own engines: DDP, its sharded optimizer, fully_shard.
 
 backend       zero_stage    what a rank holds of the others' state
 pytorch-ddp   0             everything is replicated
@@ -39,7 +39,7 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class InDefaultGroup(Parallel):
-    """A rank of torch.distributed's default group; makes the group if there is none.
+    """A rank of torch.distributed's default group, which it makes if there is none.
 
     Raises:
         EngineError: the group cannot be made.
@@ -53,19 +53,19 @@ class InDefaultGroup(Parallel):
         self.module = model.to(self.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """See Parallel."""
+        """Implement `Parallel.sum`."""
         dist.all_reduce(tensor)
         return tensor
 
     def close(self) -> None:
-        """See Parallel."""
+        """Implement `Parallel.close`."""
         opened, self.opened = self.opened, None
         if opened is not None:
             leave_default_group(opened)  # the caller may keep torch's DDP a bit longer
 
 
 class Torch(InDefaultGroup):
-    """DDP, with or without ZeroRedundancyOptimizer, or fully_shard.
+    """Trains with DDP, with or without ZeroRedundancyOptimizer, or with fully_shard.
 
     Raises:
         EngineError: the group cannot be made.
@@ -116,7 +116,7 @@ class Torch(InDefaultGroup):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See Parallel."""
+        """Implement `Parallel.no_sync`."""
         if not isinstance(self.module, FSDPModule):
             with self.ddp.no_sync():
                 yield
@@ -129,7 +129,7 @@ class Torch(InDefaultGroup):
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """See Parallel; fully_shard casts by its own policy."""
+        """Implement `Parallel.autocast`; fully_shard casts by its own policy."""
         if self.config.backend == "fsdp2":
             yield
             return
@@ -137,7 +137,7 @@ class Torch(InDefaultGroup):
             yield
 
     def share_overflow(self) -> None:
-        """See Parallel: with shards each rank has seen its own gradients only."""
+        """Implement `Parallel.share_overflow`; a rank with shards only sees its own."""
         if self.config.backend == "fsdp2" and self.scaler:
             for flag in self.scaler._found_inf_per_device(self.optimizer).values():
                 local = flag.to_local() if hasattr(flag, "to_local") else flag
@@ -146,7 +146,7 @@ class Torch(InDefaultGroup):
     # ── all ranks together ──────────────────────────────────────────────────────────
 
     def optimizer_state(self) -> dict[str, Any]:
-        """See Parallel."""
+        """Implement `Parallel.optimizer_state`."""
         if self.config.stage != 1:
             return super().optimizer_state()
         zero: Any = self.optimizer
@@ -157,7 +157,7 @@ class Torch(InDefaultGroup):
         return named_state(self.optimizer, found, self.names())
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """See Parallel."""
+        """Implement `Parallel.load`."""
         if self.config.backend == "fsdp2":
             weights, state = self._cut(weights, state)
         super().load(weights, state)
@@ -186,10 +186,10 @@ class Torch(InDefaultGroup):
         return cut, {**state, "state": own}
 
     def close(self) -> None:
-        """See Parallel.
+        """Implement `Parallel.close`.
 
-        DDP goes before the group. Otherwise ranks were seen that never ended: they
-        stood in the garbage collection at the interpreter's end, which then destroys
+        We drop DDP before the group. Otherwise some ranks never ended: they hung in
+        the garbage collection at the interpreter's end, which then destroys
         DDP's reducer, and with it the last reference to the gloo group.
         """
         self.__dict__.pop("ddp", None)
@@ -199,7 +199,7 @@ class Torch(InDefaultGroup):
 
 
 def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
-    """The GPU with this rank's local number, by default LOCAL_RANK, or the CPU.
+    """Return the GPU with this rank's local number (LOCAL_RANK), or the CPU.
 
     Raises:
         EngineError: nccl was asked for and this rank has no GPU, or LOCAL_RANK can't be
@@ -222,7 +222,7 @@ def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
 
 
 def open_group(wire: str | None, device: torch.device) -> Any:
-    """Meet the other ranks where RANK says so; else a group of this process alone.
+    """Meet the other ranks if RANK is set; otherwise open a group of one process.
 
     Returns the group, or None if there was one already.
     """
@@ -242,7 +242,7 @@ def open_group(wire: str | None, device: torch.device) -> Any:
 
 
 def add_hook(ddp: nn.parallel.DistributedDataParallel, compression: str) -> None:
-    """Have `ddp` compress what it sends."""
+    """Have `ddp` compress the gradients that it sends."""
     if compression == "none":
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -260,7 +260,7 @@ def add_hook(ddp: nn.parallel.DistributedDataParallel, compression: str) -> None
 
 
 def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """ZeRO stage 1 with the same class, groups and settings."""
+    """Make a ZeRO stage 1 optimizer with the same class, groups and settings."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(
@@ -269,7 +269,7 @@ def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def accepted_defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The defaults that another optimizer of this class can be made with.
+    """Return the defaults that you can make another optimizer of this class with.
 
     A class may add some that it sets itself: AdamW's decoupled_weight_decay is Adam's.
     """
@@ -285,7 +285,7 @@ def accepted_defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def fully_sharded(model: nn.Module, config: DistributedConfig) -> None:
-    """Shard `model` in place: each layer by itself, then what is left."""
+    """Shard `model` in place: each layer by itself, then everything else."""
     dtype = DTYPES.get(config.precision or "")
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None
@@ -305,9 +305,9 @@ def fully_sharded(model: nn.Module, config: DistributedConfig) -> None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The children that have parameters, those of lists of layers one by one.
+    """Return the children with parameters, with lists of layers expanded.
 
-    None where two of them share a parameter: only their parent can then be sharded.
+    None if two of them share a parameter, so that only their parent can be sharded.
     """
     found: list[nn.Module] = []
     for child in model.children():

@@ -1,10 +1,10 @@
-"""A training in an ordinary script: it starts the ranks itself and trains the model.
+"""Train a model from an ordinary script, which starts the ranks itself.
 
     trainer = PyTorchDDPTrainer(model, num_gpus=4, epochs=3)
     history = trainer.fit(train_loader, val_loader)
 
-The ranks train copies; `model` then has the weights they arrived at. Under torchrun,
-srun or `distlab train` the same script is one rank, and fit() takes part in that job.
+The ranks train copies, and `model` gets the final weights. Under torchrun,
+srun or `distlab train`, the same script is one rank, and fit() takes part in that job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KEEPS_OPTIMIZER = (*CORE, "ray")  # backends with torch's own optimizer state_di
 
 
 class Trainer:
-    """What the trainers of all torch engines have in common.
+    """Base class of the trainers for all torch engines.
 
     `optimizer` is one on `model`'s parameters, or a function of the parameters that
     makes one; AdamW by default. `loss(outputs, targets)` is a mean over the samples;
@@ -60,7 +60,7 @@ class Trainer:
     All other arguments are fields of DistributedConfig.
 
     Raises:
-        EngineError: a field is misspelt, cannot be, or contradicts another.
+        EngineError: a field is misspelt or invalid, or contradicts another.
     """
 
     backends: tuple[str, ...] = tuple(b for b in BACKENDS if b != "tensorflow")
@@ -100,7 +100,7 @@ class Trainer:
 
     @property
     def best_accuracy(self) -> float | None:
-        """Of the last fit."""
+        """Return the best accuracy of the last fit."""
         return self.history.best_accuracy if self.history else None
 
     def fit(
@@ -113,13 +113,13 @@ class Trainer:
         single_throughput: float | None = None,
         epochs: int | None = None,
     ) -> History:
-        """Train `model`; each rank gets its part of the loaders' samples.
+        """Train `model` on ranks that each get their part of the loaders' samples.
 
         `checkpoint_dir` and `epochs` replace those of the configuration.
-        `single_throughput`, of one process, gives History.speedup.
+        `single_throughput`, measured with one process, gives you History.speedup.
 
         Raises:
-            EngineError: the training cannot begin, or a rank failed; one line.
+            EngineError: the training can't start, or a rank failed; one line.
         """
         self._expect_trainable()
         given = {"checkpoint_dir": checkpoint_dir, "epochs": epochs}
@@ -298,7 +298,7 @@ class Trainer:
 class PyTorchDDPTrainer(Trainer):
     """Trains with torch's DDP, or with another `backend` for torch modules.
 
-    The others are fsdp2, scratch, ray, horovod and deepspeed.
+    The other backends are fsdp2, scratch, ray, horovod and deepspeed.
 
     Example: see the module.
     """

@@ -1,11 +1,11 @@
-"""One trial: calls the caller's function with what was drawn for it.
+"""Run one trial: call the caller's function with the parameters drawn for it.
 
     python distlab/engines/trial.py JOB REPORTS ANSWERS PARENT
 
 The process writes a JSON line per report to one pipe, and reads from the other whether
-to go on. On Ray Tune an actor does the same with the same `LossReport`.
+to continue. On Ray Tune, an actor does the same with the same `LossReport`.
 
-A file keeps what a trial has reached: a JSON line with its losses and seconds, then the
+A file keeps a trial's progress: a JSON line with its losses and seconds, then the
 pickled state. It is replaced as a whole, so a killed trial leaves no half of it.
 """
 
@@ -33,16 +33,16 @@ class TrialStopped(BaseException):
 
 
 class LossReport:
-    """What the caller's function reports its losses with.
+    """Reports the losses of the caller's function.
 
-    A function that hands its state over is continued after the search was killed:
+    If you also pass your state, a trial can continue after the search was killed:
 
         state = report.state or start()
         for epoch in range(state["epoch"], 9):
             state, loss = train_one_epoch(state)
             report(loss, state)
 
-    `send` is given all losses up to now. The state is kept before, so a search never
+    `send` gets all losses so far. We save the state first, so a search never
     knows of a loss that a continued trial would report again.
     """
 
@@ -131,12 +131,12 @@ def damaged(path: Path | None) -> EngineError:
 
 
 def as_json(value: Any) -> str:
-    """On one line; what JSON has no form for as Python shows it."""
+    """Format a value on one line, as Python shows it if JSON has no form for it."""
     return json.dumps(value, default=repr)
 
 
 def call(train_fn: Callable[..., Any], parameters: Any, report: LossReport) -> None:
-    """Run the trial to its end; a loss that is returned is a report too."""
+    """Run the trial to its end; a returned loss counts as a report."""
     given = (parameters, report)[: num_arguments(train_fn)]
     loss = number_in(train_fn(*given))
     if loss is not None:
@@ -174,7 +174,7 @@ def number_in(value: Any) -> float | None:
 
 
 def end_with(parent: int) -> None:
-    """End this process once its parent has gone: a killed search ends no trial."""
+    """End this process once its parent is gone; a killed search ends no trial."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -185,7 +185,7 @@ def end_with(parent: int) -> None:
 
 
 def main(job: Path, reports: int, answers: int, parent: int) -> int:
-    """Run the trial; 0 also where the search has ended it."""
+    """Run the trial; return 0 even if the search has ended it."""
     end_with(parent)
     with job.open("rb") as file:  # as distlab.engines.job, without torch
         sys.path += [one for one in pickle.load(file) if one not in sys.path]

@@ -1,4 +1,4 @@
-"""Trials as processes of this machine: a thread per slot runs one after the other."""
+"""Run trials as processes of this machine, with a thread for each slot."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class TrialProcesses:
         self._errors: list[Exception] = []
 
     def run(self) -> None:
-        """Run all that wait; no process of a trial outlives this call.
+        """Run all waiting trials; none of their processes outlives this call.
 
         Raises:
-            EngineError: a trial could not be started, or there are too few GPUs.
+            EngineError: we couldn't start a trial, or there are too few GPUs.
         """
         found = torch.cuda.device_count()
         if 0 < found < self.num_gpus:

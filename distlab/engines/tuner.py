@@ -1,4 +1,4 @@
-"""A search over parameters: random draws, ASHA, each trial a process.
+"""Search over parameters with random draws and ASHA, each trial in a process.
 
     def train_fn(parameters, report):
         for epoch in range(9):
@@ -6,15 +6,16 @@
 
     best = DistributedTuner(train_fn, {"lr": loguniform(1e-4, 1)}, num_gpus=2).tune(8)
 
-`backend` says what runs the trials: "processes", the default, are this machine's, and
-"ray" is Ray Tune, on this machine or on a cluster. Nothing is chosen silently: without
-Ray, "ray" is an error. Both draw the same trials for the same seed. On processes `Asha`
-decides which of them end early, on Ray Ray's own ASHA with the same two numbers.
+`backend` chooses where trials run: "processes", the default, uses this machine, and
+"ray" uses Ray Tune, on this machine or on a cluster. We never choose silently, so
+without Ray, "ray" is an error. Both draw the same trials for the same seed. With
+processes, `Asha` decides which trials end early; on Ray, its own ASHA does, with the
+same two numbers.
 
-With `folder` every trial that has ended is written down. The same search, begun again
-after its process was killed, takes those results over and runs the others. A trial that
-was running goes on from the state that it has reported last (`distlab.engines.trial`);
-one that reports no state starts again. The backend may change in between. On a cluster
+With `folder`, we save every trial that has ended. If the process is killed and you
+start the same search again, it reuses those results and runs the other trials. A trial
+that was running continues from its last reported state (`distlab.engines.trial`), while
+one that reports no state starts over. The backend may change in between. On a cluster,
 all nodes must reach `folder`.
 """
 
@@ -37,7 +38,7 @@ TUNER_BACKENDS = ("processes", "ray")
 
 
 class DistributedTuner:
-    """Runs `num_gpus * trials_per_gpu` trials at a time and keeps the best.
+    """Runs `num_gpus * trials_per_gpu` trials at a time and returns the best.
 
     `train_fn(parameters, report)` calls `report(loss)` or `report(loss, state)` as it
     goes, or returns a loss; `train_fn(parameters)` returns one. A dictionary with
@@ -88,7 +89,7 @@ class DistributedTuner:
 
     @property
     def trials(self) -> list[Trial]:
-        """Those that have ended."""
+        """Return the trials that have ended."""
         return self._tuning.trials
 
     @property
@@ -97,10 +98,10 @@ class DistributedTuner:
         return self._tuning.cost
 
     def tune(self, num_samples: int) -> dict[str, Any]:
-        """Run so many trials; the parameters of the one with the smallest loss.
+        """Run this many trials; return the parameters with the smallest loss.
 
         Raises:
-            EngineError: no trial has reported a loss: what the last one said. Or
+            EngineError: no trial has reported a loss; it has the last one's error. Or
                 `train_fn` cannot go to another process, or Ray is not installed or not
                 reachable.
         """

@@ -1,6 +1,6 @@
-"""A search while it runs: which trials wait, run and have ended, and their cost.
+"""Keep track of a running search: its trials and their cost.
 
-It starts nothing: `trial_processes` and `ray_tune` do, and note here what happens.
+It starts nothing; `trial_processes` and `ray_tune` do, and record here what happens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Running:
-    """A trial that runs; a continued one has losses and seconds from before."""
+    """A running trial; a continued one also has its earlier losses and seconds."""
 
     began: float
     before_s: float
@@ -83,19 +83,19 @@ class Tuning:
 
     @property
     def is_too_expensive(self) -> bool:
-        """Whether no other trial may begin, and those that run must end."""
+        """Return True if no other trial may start and the running ones must end."""
         return self.max_cost is not None and self.cost >= self.max_cost
 
     def parameters(self, number: int) -> dict[str, Any]:
-        """What is drawn for a trial."""
+        """Return the parameters drawn for a trial."""
         return draw(self.space, self.seed, number)
 
     def kept(self, number: int) -> Path | None:
-        """The file with what a trial has reached, if the search has a folder."""
+        """Return the file with a trial's progress, if the search has a folder."""
         return self.folder / f"trial-{number}.state" if self.folder else None
 
     def begin(self) -> int | None:
-        """The trial that begins now; None if no other is to begin."""
+        """Return the trial that starts now, or None if no other should start."""
         with self.lock:
             if self.is_over or not self.waiting or self.is_too_expensive:
                 return None
@@ -106,14 +106,14 @@ class Tuning:
             return number
 
     def reported(self, number: int, loss: float) -> int:
-        """Note a loss; how often the trial has reported now."""
+        """Record a loss; return the trial's number of reports so far."""
         with self.lock:
             losses = self._running[number].losses
             losses.append(loss)
             return len(losses)
 
     def end(self, number: int, status: str, said: str = "") -> None:
-        """Note that a trial has ended; nothing once the search is over."""
+        """Record a trial's end, unless the search is over."""
         with self.lock:
             one = self._running.pop(number)
             if self.is_over:
@@ -132,7 +132,7 @@ class Tuning:
             self._note(ended)
 
     def best(self) -> Trial:
-        """The trial with the smallest loss.
+        """Return the trial with the smallest loss.
 
         Raises:
             EngineError: no trial has reported a loss: what the last one said.

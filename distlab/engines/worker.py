@@ -1,9 +1,9 @@
-"""The training of one rank, the same on every engine.
+"""Train one rank, in the same way on every engine.
 
     an engine starts the ranks ─▶ train(job) on each ─▶ Outcome, the same on all
 
-Losses of the steps are summed over the ranks once in `log_every_n_steps` steps, with
-this rank's seconds: every rank decides alike when to end.
+Every `log_every_n_steps` steps, we sum the losses of the steps over the ranks, together
+with each rank's seconds, so all ranks make the same decision to stop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
     """Train `job` as this process's rank, which its environment names; collective.
 
     Raises:
-        EngineError: the job does not fit the ranks, or a checkpoint cannot be used.
+        EngineError: the job doesn't fit the ranks, or we can't use a checkpoint.
     """
     if job.config.precision:
         expect_float32("mixed_precision", job.model)
@@ -66,7 +66,7 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
 
 
 class TrainingLoop:
-    """The loop over epochs and steps of one rank."""
+    """Loops over the epochs and steps of one rank."""
 
     def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:
         self.job, self.parallel, self.records = job, parallel, records
@@ -85,7 +85,7 @@ class TrainingLoop:
         self.data_wait_s, self.num_own = 0.0, 0  # since the last record
 
     def run(self) -> Outcome:
-        """Train until the last epoch, or until something ends it before."""
+        """Train until the last epoch, or until something ends it earlier."""
         began = time.perf_counter()
         self._open_profiler()
         self._expect_to_save()

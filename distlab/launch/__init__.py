@@ -1,14 +1,14 @@
-"""`python -m distlab.launch`: ranks on one node or several, their logs, restarts.
+"""`python -m distlab.launch`: start ranks on one or several nodes, and restart them.
 
-config      LaunchConfig, and what it refuses; slurm: what srun says instead
+config      LaunchConfig and its checks; slurm: settings that srun makes
 arguments   the command line
 launcher    DistributedLauncher: one agent per node, and its loop
 decisions   task 3.18 decides: the learner's Launcher, or the reference's
-ranks       the processes of this node; boot: the first thing that each of them runs
-logs        rank_<r>.log, and the terminal; report: why it gave up
-streams     what it says itself; interrupts: Ctrl-C before there are ranks
-stores      the store at MASTER_PORT, kept by an agent, which is no rank
-nodes       agents on several nodes meet through task 3.17
+ranks       the processes of this node; boot: the program that each of them runs first
+logs        rank_<r>.log, and the terminal; report: messages about failures
+streams     its own output; interrupts: Ctrl-C before there are ranks
+stores      the store at MASTER_PORT, kept by an agent, which isn't a rank
+nodes       how agents on several nodes meet through task 3.17
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def selftest_script() -> Path:
-    """A script with which a launcher, this one or torchrun, can be tried."""
+    """Return a script that tests a launcher, ours or torchrun."""
     return Path(__file__).with_name("selftest.py")
 
 

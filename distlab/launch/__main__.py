@@ -11,7 +11,7 @@ BAD_USAGE = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Launch what the command line says; the exit code, 2 for what cannot begin."""
+    """Launch as the command line says; return the exit code, 2 if we can't start."""
     try:
         return _launch(arguments)
     except KeyboardInterrupt:  # before there was anything to stop

@@ -1,11 +1,12 @@
-"""The agent of --standby: ranks that die are replaced while the others stay.
+"""Replace ranks that die while the others stay: the agent of --standby.
 
     processes ── ready, joined, formed ──▶ agent ──▶ 4.6 detect ──▶ 4.7 Supervisor
     processes ◀── regroup, go, signals ─── agent ◀── Start, Signal, Form, Finish
 
-The agent keeps the store, the generation and the budget, and is no rank. A Form has two
-halves: its processes leave their group and join a round; when all have, they are told
-to go, with what each of them holds. So none waits for one that has ended meanwhile.
+The agent keeps the store, the generation and the budget, and isn't a rank. A Form has
+two halves: first its processes leave their group and join a round. Once all have
+joined, the agent tells them to go, and what each of them holds. So none waits for one
+that has ended.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Detect = Callable[[list[Report], float], Condition]
 
 @dataclass
 class Process:
-    """What the agent knows of a process."""
+    """The agent's knowledge about a process."""
 
     page: Page
     log: Log
@@ -75,7 +76,7 @@ class Process:
 
 @dataclass
 class Round:
-    """A group that is being formed."""
+    """A group while it is forming."""
 
     number: int = 0
     generation: int = 0
@@ -91,12 +92,12 @@ class Round:
 
     @property
     def is_forming(self) -> bool:
-        """Not all members train yet."""
+        """Return True while some members don't train yet."""
         return len(self.formed) < len(self.members)
 
     @property
     def is_over(self) -> bool:
-        """All members have completed the last step."""
+        """Return True once all members have completed the last step."""
         return bool(self.members) and len(self.done) == len(self.members)
 
 
@@ -133,7 +134,7 @@ class Agent:
         self._times: list[dict[str, Any]] = []
 
     def run(self) -> int:
-        """Return the exit code, once all processes have ended for good."""
+        """Run until all processes have ended for good; return the exit code."""
         self._store.begin()
         self._forked.wait()
         events: list[object] = [Begin()]

@@ -1,4 +1,4 @@
-"""The command line: our flags, the script, and what is the script's own.
+"""Parse the command line: our flags, the script, and the script's own arguments.
 
     python -m distlab.launch --nproc-per-node 4 train.py --epochs 3
     python -m distlab.launch --standalone --nproc_per_node=gpu -m package.train --lr 0.1
@@ -96,12 +96,12 @@ process_group` makes them run your code.
 
 
 class HelpAsked(Exception):  # noqa: N818 - no error
-    """`--help` was said."""
+    """Raised when the user passes `--help`."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was said: settings by the names of LaunchConfig, the script, the rest."""
+    """A parsed command line: settings by LaunchConfig's names, the script, the rest."""
 
     settings: dict[str, Any]
     script: str
@@ -109,9 +109,10 @@ class CommandLine:
 
     @property
     def misplaced(self) -> str:
-        """A launcher's option after the script, if there is none before the script.
+        """Return a launcher's option after the script, if there is none before it.
 
-        The script gets it, and may even know it. If not, this explains its error.
+        The script gets it, and may even know it. If it doesn't, this explains its
+        error.
         """
         if self.settings:
             return ""

@@ -1,13 +1,13 @@
-"""The first thing that a rank runs: it ends when its agent does, then it is the script.
+"""Run as a rank's first program: tie its life to the agent's, then become the script.
 
     python -I -S boot.py AGENT_PID COMMAND …
 
-An agent that is killed can end nobody. So each rank asks the kernel (Linux) to do it,
-and then replaces this program by the command. It is a program, not code between fork
-and exec: the agent has threads by then, and forked Python code could wait for a lock
-that one of them held.
+A killed agent can't end its ranks. So each rank asks the kernel (Linux) to do it,
+and then replaces this program by the command. It is a program rather than code between
+fork and exec because the agent has threads by then, and forked Python code could wait
+for a lock that one of them held.
 
-Limits: what a rank has started itself outlives an agent that was killed.
+Limits: processes that a rank has started itself outlive a killed agent.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(agent: int, command: list[str]) -> None:
-    """Become `command`, as long as the process `agent` lives."""
+    """Become `command` for as long as the process `agent` lives."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it has ended in the meantime

@@ -1,4 +1,4 @@
-"""What a launch is told: how many ranks, where they meet, how often they may restart.
+"""Settings of a launch: how many ranks, where they meet, how often they may restart.
 
 The names and their meanings are torchrun's.
 """
@@ -24,7 +24,7 @@ LONGEST_S = 10**9  # 31 years; no wait of Python's can be longer than 292 years
 
 
 class LaunchError(ValueError):
-    """The launch cannot begin; the message is one sentence for the user."""
+    """The launch can't start; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,42 +32,42 @@ class LaunchConfig:
     """How to start `nnodes * nproc_per_node` ranks.
 
     Raises:
-        LaunchError: a field has a value that cannot be.
+        LaunchError: a field has an invalid value.
     """
 
     nproc_per_node: int = 1
     nnodes: int = 1
     min_nodes: int | None = None
-    """So few go on if the others do not come (nnodes); `--nnodes MIN:MAX`."""
+    """Start with this many nodes if the rest don't join in time: `--nnodes MIN:MAX`."""
     node_rank: int | None = None
-    """From 0; only with one node may it be left out. Node 0 keeps the store."""
+    """From 0; you may leave it out only with one node. Node 0 keeps the store."""
     master_addr: str = LOOPBACK
-    """An address of node 0 that all nodes reach."""
+    """Address of node 0 that all nodes can reach."""
     master_port: int = 0
-    """One node: MASTER_PORT, and 0 is a free one. Several: where their agents meet."""
+    """On one node MASTER_PORT, 0 for a free one; on several, where agents meet."""
     backend: str = "gloo"
-    """The ranks find it in DISTLAB_BACKEND; `nccl` needs a GPU for each rank."""
+    """We pass it to the ranks in DISTLAB_BACKEND; `nccl` needs a GPU for each rank."""
     max_restarts: int = 0
-    """After a failure all ranks start again, at most so often."""
+    """Restart all ranks after a failure, at most this many times."""
     monitor_interval: float = 0.1
-    """Seconds from one look at the ranks to the next: a failure is noticed then."""
+    """Seconds between two looks at the ranks, which is when we notice a failure."""
     start_timeout: float = 300.0
-    """Seconds that the agents of several nodes wait for one another."""
+    """Seconds that the agents of several nodes wait for each other."""
     last_call: float = 30.0
-    """With min_nodes: seconds that so many nodes wait for the others."""
+    """With min_nodes: seconds that this many nodes wait for the others."""
     node_timeout: float = 15.0
-    """Seconds of silence after which a node is lost; torchrun: three times 5 s."""
+    """Seconds of silence after which a node counts as lost; torchrun uses 3 × 5 s."""
     grace_period: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     log_dir: str | Path | None = None
     """Folder for rank_<r>.log, created if needed. None: we don't keep the logs."""
     output: Output = field(default_factory=Output)
-    """Which lines the terminal shows."""
+    """Which lines to show on the terminal."""
     run_as: str = "script"
     """How to run the script: as a `script`, a `module`, a `command` without Python, or
     a `path` with runpy.run_path."""
     role: str = "default"
-    """The ranks find it in ROLE_NAME."""
+    """We pass it to the ranks in ROLE_NAME."""
     run_id: str | None = None
     """The name of this job, for TORCHELASTIC_RUN_ID. Agents with another name can't
     join this job's agents. None: SLURM's, or on one node a new one for each launch."""
@@ -81,25 +81,25 @@ class LaunchConfig:
     """Signals that stop the job and reach the ranks unchanged. SIGTERM, SIGINT, SIGHUP
     and SIGQUIT always stop it, but reach the ranks as SIGTERM unless named here."""
     virtual_local_rank: bool = False
-    """LOCAL_RANK is 0 on all ranks, and each sees only its own GPU."""
+    """Set LOCAL_RANK to 0 on all ranks, and show each only its own GPU."""
     numa_binding: str | None = None
     """Keep each rank on the CPUs near its GPU: node, socket, exclusive, …"""
     monitor: str | Path | None = None
     """A new folder for records of the ranks' steps, which `distlab top` shows."""
     also: tuple[str, ...] = ()
-    """With monitor: more places for them, such as prometheus:9400."""
+    """With monitor: also send them to places such as prometheus:9400."""
     standby: int | None = None
     """Processes that wait to replace a rank that dies, while the other ranks stay."""
     elastic: str | None = None
-    """MIN:MAX: the ranks that there may be; the others go on when some die or come."""
+    """Numbers of ranks allowed, MIN:MAX; the others continue when some die or join."""
     global_batch_size: int | None = None
-    """With elastic: the samples of a step of all ranks, for grad_accum_steps (MAX)."""
+    """With elastic: samples per step on all ranks, for grad_accum_steps (MAX)."""
     microbatch_size: int | None = None
     """With elastic: the most samples that fit a rank at once (global_batch_size)."""
     join_grace: float = 0.5
     """With elastic: seconds that a smaller group waits for more ranks to join."""
     freeze_timeout: float = 10.0
-    """With these: a rank is frozen after so many seconds, and ten usual steps."""
+    """With these: a rank counts as frozen after this long and ten usual steps."""
 
     def __post_init__(self) -> None:
         host = self.master_addr.removeprefix("[").removesuffix("]")  # as in [::1]:29500
@@ -122,15 +122,15 @@ class LaunchConfig:
 
     @property
     def world_size(self) -> int:
-        """The ranks of all nodes; of an elastic job, the most."""
+        """Return the number of ranks on all nodes; of an elastic job, the maximum."""
         return self.sizes[1] if self.elastic else self.nnodes * self.nproc_per_node
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The least and the most ranks of an elastic job.
+        """Return the minimum and maximum number of ranks of an elastic job.
 
         Raises:
-            LaunchError: elastic is not MIN:MAX.
+            LaunchError: elastic isn't MIN:MAX.
         """
         least, _, most = (self.elastic or "").partition(":")
         if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
@@ -139,17 +139,17 @@ class LaunchConfig:
 
     @property
     def stays(self) -> bool:
-        """Whether the ranks that are left stay when one dies."""
+        """Return True if the other ranks stay when one dies."""
         return self.standby is not None or self.elastic is not None
 
     @property
     def may_shrink(self) -> bool:
-        """Whether fewer than `nnodes` nodes may go on."""
+        """Return True if fewer than `nnodes` nodes may continue."""
         return self.min_nodes is not None and self.min_nodes < self.nnodes
 
     @property
     def node(self) -> int:
-        """`node_rank`, where 0 need not be said."""
+        """Return `node_rank`, which is 0 by default."""
         return self.node_rank or 0
 
     def local_rank(self, rank: int) -> int:
@@ -158,26 +158,27 @@ class LaunchConfig:
 
     @property
     def meeting_port(self) -> int:
-        """Where the agents of several nodes meet."""
+        """Return the port where the agents of several nodes meet."""
         return self.master_port or DEFAULT_PORT
 
     @property
     def listens_on(self) -> str:
-        """Node 0's address for its listeners; empty is all that it has.
+        """Return node 0's address for its listeners; empty means all of its addresses.
 
-        On its own node a name often stands for 127.0.1.1, which no other node reaches.
+        On its own node, a name often stands for 127.0.1.1, which no other node can
+        reach.
         """
         is_number = is_address(self.master_addr)
         return self.master_addr if is_number or self.nnodes == 1 else ""
 
     @property
     def handled(self) -> tuple[str, ...]:
-        """The names of all signals that stop the job."""
+        """Return the names of all signals that stop the job."""
         return tuple(dict.fromkeys((*self.signals_to_handle, *HANDLED)))
 
     @property
     def forwarded(self) -> frozenset[int]:
-        """The signals that the ranks get unchanged, and not as SIGTERM."""
+        """Return the signals that reach the ranks unchanged rather than as SIGTERM."""
         return frozenset(getattr(signal, name) for name in self.signals_to_handle)
 
     def _expect_whole_numbers(self) -> None:
@@ -281,10 +282,10 @@ def is_address(host: str) -> bool:
 
 
 def config_from(values: Mapping[str, Any]) -> LaunchConfig:
-    """A configuration from names and values.
+    """Make a configuration from names and values.
 
     Raises:
-        LaunchError: there is no such name, or a value cannot be.
+        LaunchError: there is no such name, or a value is invalid.
     """
     known = [one.name for one in fields(LaunchConfig)]
     for name in values:

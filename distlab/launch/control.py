@@ -1,4 +1,4 @@
-"""What an agent and a rank's process say to each other: one JSON object in a packet.
+"""Messages between an agent and a rank's process: one JSON object per packet.
 
 From the agent:
     regroup  leave the group, at once or after this step, and join a round
@@ -36,18 +36,18 @@ Words = dict[str, Any]
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends: the agent's, and the process's."""
+    """Open a pair of ends: the agent's and the process's."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(end: socket.socket, words: Words) -> None:
-    """Say it; to a process that has ended, nothing."""
+    """Send a message, unless the process has ended."""
     with contextlib.suppress(OSError):
         end.send(json.dumps(words).encode())
 
 
 def receive(end: socket.socket) -> Words | None:
-    """The next packet; None: the other side has ended."""
+    """Receive the next packet, or None if the other side has ended."""
     try:
         packet = end.recv(_PACKET)
     except OSError:
@@ -57,7 +57,7 @@ def receive(end: socket.socket) -> Words | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Go:
-    """The group that this process is to be in, with its members' reports by rank."""
+    """The group that this process should join, with its members' reports by rank."""
 
     number: int  # of the round
     generation: int
@@ -69,16 +69,16 @@ class Go:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
         return len(self.reports)
 
 
 class AgentGoneError(RuntimeError):
-    """The agent has ended: no group can be formed any more."""
+    """The agent has ended, so no group can form any more."""
 
 
 class Member:
-    """A process's end. A thread listens to the agent; all else is the trainer's."""
+    """A process's end. A thread listens to the agent; the trainer does the rest."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -93,29 +93,29 @@ class Member:
 
     @classmethod
     def from_environment(cls) -> Member | None:
-        """This process's; None where no agent that can regroup has started it."""
+        """Open this process's end; None if no agent that can regroup has started it."""
         descriptor = os.environ.get(CONTROL)
         if descriptor is None:
             return None
         return cls(socket.socket(fileno=int(descriptor)))
 
     def on_regroup(self, call: Callable[[], None]) -> None:
-        """Have `call` called, in the thread, when the group is to be left at once."""
+        """Call `call`, in the thread, when the process must leave the group at once."""
         self._on_regroup = call
 
     @property
     def must_regroup(self) -> bool:
-        """Whether the agent wants this process in a round that it has not joined."""
+        """Return True if the agent waits for this process to join a round."""
         return int(self._regroup.get("regroup", 0)) > self._joined
 
     def say(self, **words: Any) -> None:
-        """Tell the agent."""
+        """Send a message to the agent."""
         send(self._end, words)
 
     def join(self, report: Callable[[], Words]) -> Go:
         """Join the next round, and newer ones, until one has all of its members.
 
-        Blocks without a limit: the agent knows who is missing, and why.
+        This blocks without a limit, because the agent knows who is missing and why.
 
         Raises:
             AgentGoneError: there is no agent any more.

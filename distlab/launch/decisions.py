@@ -1,7 +1,7 @@
-"""Who decides: task 3.18's Launcher, the learner's own or the reference's.
+"""Let task 3.18's Launcher decide, either the learner's or the reference's.
 
 `distlab use mine process_group.launch` and `distlab use reference process_group.launch`
-choose. Its errors are told in one line, with the task, whose it is, and the place.
+choose. Its errors become one line with the task, whose code it is, and the place.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class UnitDecisions:
         """Load the unit.
 
         Raises:
-            SourceError: the learner's file is demanded, and is no Python.
-            DecisionError: it cannot be executed: `task` is named.
+            SourceError: you demand the learner's file, and it isn't valid Python.
+            DecisionError: it can't be executed; the message names `task`.
         """
         self.choice: Choice = chosen_unit(load_curriculum(), unit)
         self.module: ModuleType = self._guarded(task, self.choice.load)
 
     def whose(self, task: str) -> str:
-        """`yours` or `the reference's`."""
+        """Return `yours` or `the reference's`."""
         part = next(part for part in self.choice.parts if part.task == task)
         return "yours" if part.whose == "mine" else "the reference's"
 
     def wrong(self, task: str, what: str) -> DecisionError:
-        """An error about `task`, and what gets past it."""
+        """Make an error about `task` that says how to get past it."""
         past = f"; past it: distlab use reference {task}"
         is_ours = self.whose(task) != "yours"
         return DecisionError(
@@ -74,7 +74,7 @@ class Decisions(UnitDecisions):
         super().__init__(UNIT, LAUNCH)
 
     def launcher(self, config: LaunchConfig) -> Callable[[Event, float], list[Action]]:
-        """A launcher's `on`, whose mistakes are DecisionErrors."""
+        """Return a launcher's `on`, whose mistakes become DecisionErrors."""
         made = self._guarded(
             LAUNCH,
             lambda: self.module.Launcher(
@@ -91,7 +91,7 @@ class Decisions(UnitDecisions):
         return on
 
     def rendezvous(self, num_agents: int) -> Callable[[int, bytes], bytes | None]:
-        """A rendezvous' `handle`, whose mistakes are DecisionErrors."""
+        """Return a rendezvous' `handle`, whose mistakes become DecisionErrors."""
         made = self._guarded(RENDEZVOUS, lambda: self.module.Rendezvous(num_agents))
 
         def handle(peer: int, message: bytes) -> bytes | None:

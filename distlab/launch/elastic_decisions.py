@@ -1,7 +1,7 @@
-"""Who decides under --elastic MIN:MAX: task 4.9, the learner's or the reference's.
+"""Let task 4.9 decide under --elastic MIN:MAX, the learner's or the reference's.
 
-Processes become members, and what the Membership says becomes the agent's actions. How
-many processes there are is decided here: MAX at first, and one for each that ends, as
+Processes become members, and the Membership's answers become the agent's actions. How
+many processes there are, we decide here: MAX at first, and one for each that ends, as
 long as max_restarts allows it. A number in LOG_DIR/ranks, from MIN to MAX, sets another
 size while the job runs.
 """
@@ -29,7 +29,7 @@ RANKS = "ranks"  # the file that sets another size
 
 @dataclass(frozen=True)
 class Waits:
-    """Event: this process has left its group; its state is that of this step."""
+    """Event: this process has left its group, with the state of this step."""
 
     process: int
     step: int
@@ -37,7 +37,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Ask:
-    """Action: these processes leave their group, at once or after their step."""
+    """Action: have these processes leave their group, at once or after their step."""
 
     processes: tuple[int, ...]
     now: bool
@@ -45,7 +45,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class ElasticForm:
-    """Action: a group of any size, whose ranks all take the state of `source`."""
+    """Action: form a group of any size, whose ranks all take the state of `source`."""
 
     generation: int
     members: dict[int, int]  # rank → process
@@ -61,13 +61,13 @@ class Say:
 
 
 def forget_resize(folder: Path) -> None:
-    """Take away the file that sets another size: it is of an earlier job."""
+    """Remove the file that sets another size, because an earlier job left it."""
     with contextlib.suppress(OSError):
         (folder / RANKS).unlink(missing_ok=True)
 
 
 class ElasticDecisions(UnitDecisions):
-    """The unit elastic, and the number of processes."""
+    """Decides with the unit elastic, and keeps the number of processes."""
 
     def __init__(self, config: LaunchConfig) -> None:
         super().__init__(UNIT, RESIZE)
@@ -87,11 +87,11 @@ class ElasticDecisions(UnitDecisions):
 
     @property
     def own(self) -> list[str]:
-        """The tasks that run the learner's code."""
+        """Return the tasks that run the learner's code."""
         return [RESIZE] if self.whose(RESIZE) == "yours" else []
 
     def on(self, event: object, now_s: float) -> Sequence[Any]:
-        """What is to be done about an event.
+        """Decide what to do about an event.
 
         Raises:
             DecisionError: the learner's code has a mistake.
@@ -119,7 +119,7 @@ class ElasticDecisions(UnitDecisions):
         return []
 
     def resize(self) -> list[Any]:
-        """What the file of the wanted size asks for, if anything."""
+        """Return the actions that the file with the wanted size asks for, if any."""
         try:
             wanted = int((Path(self._config.log_dir or ".") / RANKS).read_text())
         except (OSError, ValueError):

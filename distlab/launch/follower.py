@@ -1,4 +1,4 @@
-"""The agent of every other node: it starts, signals and watches what node 0 says."""
+"""Start, signal and watch ranks as node 0 says: the agent of every other node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOST = (GoneError, TimeoutError, OSError, FrameError, StrangerError, RuntimeErr
 
 @dataclass(frozen=True)
 class Told:
-    """Node 0 says so, in this generation."""
+    """Node 0 has given this order in this generation."""
 
     generation: int
     words: dict[str, Any]
@@ -39,7 +39,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Joined:
-    """This generation has its nodes."""
+    """This generation has all of its nodes."""
 
     generation: int
     nodes: Sequence[int]
@@ -54,13 +54,13 @@ class Stale:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """Node 0 has ended, or cannot be reached."""
+    """Node 0 has ended, or we can't reach it."""
 
     reason: str
 
 
 class Follower:
-    """Does what node 0 decides, with the ranks of this node."""
+    """Carries out node 0's decisions with the ranks of this node."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Follower:
         self._is_over = threading.Event()
 
     def run(self) -> int:
-        """Return the exit code that node 0 tells.
+        """Run until node 0 tells us the exit code, and return it.
 
         Raises:
-            LaunchError: node 0 is not there, or the agents do not agree.
+            LaunchError: node 0 doesn't answer, or the agents don't agree.
         """
         until = time.monotonic() + self._config.start_timeout
         if not self._client.reach(until, lambda: self._inbox.num_interrupts > 0):

@@ -1,4 +1,4 @@
-"""The processes of one agent, forked by `forker`: started, signaled, and heard of."""
+"""Start, signal and hear the processes that `forker` forks for one agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _START_S = 120.0  # to import them
 
 @dataclass(frozen=True)
 class Exited:
-    """The process of this number has ended; the code is -s after signal s."""
+    """The process with this number has ended; the code is -s after signal s."""
 
     number: int
     code: int
@@ -39,14 +39,14 @@ class Exited:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a process has said."""
+    """A message from a process."""
 
     number: int
     words: control.Words
 
 
 class Forked:
-    """Processes that run one script; their numbers are never used again."""
+    """Processes that run one script; their numbers are never reused."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Forked:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def wait(self) -> None:
-        """Wait until processes can be forked.
+        """Wait until we can fork processes.
 
         Raises:
-            LaunchError: the forker does not come up.
+            LaunchError: the forker doesn't start.
         """
         self._socket.settimeout(_START_S)
         if control.receive(self._socket) is None:
@@ -99,11 +99,11 @@ class Forked:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """What becomes readable when there is something to take."""
+        """Return the sockets that become readable when there is something to take."""
         return [self._socket, *self._ends.values()]
 
     def start(self, number: int, log: int, page: int, error_file: str) -> None:
-        """Start a process; what it prints goes into the descriptor `log`."""
+        """Start a process whose output goes to the descriptor `log`."""
         ours, theirs = control.pair()
         request = {"number": number, "error_file": error_file}
         with theirs:
@@ -112,20 +112,20 @@ class Forked:
         self._ends[number] = ours
 
     def pid(self, number: int) -> int | None:
-        """Its process id, once it runs."""
+        """Return a process's id, once it runs."""
         return self._pids.get(number)
 
     def tell(self, number: int, **words: object) -> None:
-        """Say something to a process."""
+        """Send a message to a process."""
         if number in self._ends:
             control.send(self._ends[number], words)
 
     def signal(self, number: int, which: int) -> None:
-        """Send it a signal, if it runs."""
+        """Send a process a signal, if it runs."""
         control.send(self._socket, {"number": number, "signal": which})
 
     def take(self, readable: Sequence[socket.socket]) -> Iterator[Exited | Heard]:
-        """What these sockets have for us.
+        """Take what these sockets have for us.
 
         Raises:
             LaunchError: the forker has ended.
@@ -148,7 +148,7 @@ class Forked:
                 yield Exited(words["ended"], words["code"])
 
     def close(self) -> None:
-        """End the forker, and all that it has forked."""
+        """End the forker and everything it has forked."""
         self._socket.close()
         for end in self._ends.values():
             end.close()

@@ -1,4 +1,4 @@
-"""A process that has imported torch, and forks processes that run the script.
+"""Import torch once, then fork processes that run the script.
 
     python -m distlab.launch.forker SOCKET JOB MODULE …      (SOCKET, JOB: descriptors)
 
@@ -36,16 +36,16 @@ from distlab.runner.processes import (
 
 PACKET = 1 << 18
 AGENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The agent decides what they mean: this process ignores them, see `forked`."""
+"""Signals that this process ignores, because the agent decides what they mean."""
 
 
 Handlers = Mapping[int, Any]
-"""What a process does at a signal, as `signal.signal` takes and returns it."""
+"""A process's reaction to a signal, as `signal.signal` takes and returns it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a forked process is to run."""
+    """The program that a forked process should run."""
 
     program: list[str]
     run_as: str  # "script", "module" or "path", see LaunchConfig

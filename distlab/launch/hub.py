@@ -1,4 +1,4 @@
-"""The agent of node 0: it asks task 3.18 what to do, and has it done on all nodes."""
+"""Ask task 3.18 what to do, and have all nodes do it: the agent of node 0."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class Hub:
         self._forwarded = config.forwarded
 
     def run(self) -> int:
-        """Return the exit code, once all ranks have ended for good.
+        """Run until all ranks have ended for good; return the exit code.
 
         Raises:
-            LaunchError: the ranks cannot be started.
+            LaunchError: we can't start the ranks.
             DecisionError: the launcher of task 3.18 has a mistake.
         """
         events: list[object] = [Begin()]

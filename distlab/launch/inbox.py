@@ -1,4 +1,4 @@
-"""What has happened and was not looked at yet: ends, signals, words of other nodes."""
+"""Queue what has happened: ends of ranks, signals, messages of other nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALWAYS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Inbox:
-    """A queue that is looked into now and then, or at once when a signal came."""
+    """A queue that the agent reads from time to time, or at once after a signal."""
 
     def __init__(self, signals: Sequence[str] = ()) -> None:
         """`signals` names the signals that stop the job, besides the usual three."""
@@ -32,7 +32,7 @@ class Inbox:
         os.set_blocking(self._wake, False)
 
     def take(self) -> list[object]:
-        """All that is there, in the order in which it happened."""
+        """Take everything from the queue, in the order in which it happened."""
         found = []
         with contextlib.suppress(Empty):
             while True:
@@ -40,7 +40,7 @@ class Inbox:
         return found
 
     def wait(self, seconds: float) -> None:
-        """Let so much time pass; a signal ends it."""
+        """Wait for this long; a signal ends the wait."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             if select.select([self._woken], [], [], left_s)[0]:
@@ -51,7 +51,7 @@ class Inbox:
     def wait_beside(
         self, sockets: Sequence[socket.socket], seconds: float
     ) -> list[socket.socket]:
-        """Let so much time pass; a signal or a socket ends it: those with something."""
+        """Wait for this long, a signal or a socket; return the readable sockets."""
         waiting: list[Any] = [self._woken, *sockets]
         readable = select.select(waiting, [], [], max(0.0, seconds))[0]
         if self._woken in readable:
@@ -68,7 +68,7 @@ class Inbox:
     def signals(self) -> Iterator[None]:
         """Turn SIGINT, SIGTERM, SIGHUP and the others into Interrupted in this block.
 
-        Not in a thread: Python handles signals in the main one only.
+        This does nothing in other threads, as Python handles signals in the main one.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -84,7 +84,7 @@ class Inbox:
                 signal.signal(number, handler)
 
     def close(self) -> None:
-        """Give the pipe back."""
+        """Close the pipe."""
         os.close(self._woken)
         os.close(self._wake)
 

@@ -1,4 +1,4 @@
-"""Which network interface leads to an address: gloo is told its name."""
+"""Find the network interface that leads to an address, whose name gloo needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME_BYTES = 16
 
 
 def interface_to(address: str) -> str:
-    """The name of the interface that has the address by which we reach `address`.
+    """Return the name of the interface through which we reach `address`.
 
     Empty if the system doesn't tell us. Only Linux does, for IPv4 and for the IPv6
     loopback.
@@ -30,7 +30,7 @@ def interface_to(address: str) -> str:
 
 
 def address_to(address: str) -> str:
-    """This node's own address on the way to `address`; nothing is sent."""
+    """Return this node's own address on the way to `address`; send nothing."""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,

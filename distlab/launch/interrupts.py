@@ -1,4 +1,4 @@
-"""Ctrl-C before the ranks are there: one line, and exit code 130."""
+"""Answer Ctrl-C before there are ranks with one line and exit code 130."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlab.launch.streams import tell
 
 
 def stopped() -> int:
-    """Say that Ctrl-C was heard, and give the exit code for it."""
+    """Say that we got the Ctrl-C, and return its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
     code = 128 + signal.SIGINT
     tell(sys.stderr, interrupted(signal.SIGINT, code))
@@ -22,7 +22,7 @@ def stopped() -> int:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends this process meanwhile, which has started nothing.
+    """Let Ctrl-C end this process in this block, before it has started anything.
 
     While torch is imported, a KeyboardInterrupt can get lost in its C code.
     """

@@ -1,4 +1,4 @@
-"""One launch: an agent, which is no rank, with the ranks of this node.
+"""Run one launch: an agent, which isn't a rank, and the ranks of this node.
 
     agent of node 0       keeps the store, asks task 3.18 what to do        hub
     agents of others      do what node 0 says                               follower
@@ -44,7 +44,7 @@ from distlab.runner.processes import become_subreaper, stop_being_subreaper
 
 
 class DistributedLauncher:
-    """Starts the ranks of scripts as `config` says; one launch at a time.
+    """Starts the ranks of scripts as `config` says, one launch at a time.
 
     Example: `DistributedLauncher(LaunchConfig(nproc_per_node=2)).launch("train.py")`
     returns the exit code, 0 if all ranks ended with 0.
@@ -54,13 +54,13 @@ class DistributedLauncher:
         self.config = config
 
     def launch(self, script: str | Path, *arguments: object) -> int:
-        """Run `script` on all ranks until they have ended; the exit code.
+        """Run `script` on all ranks until they have ended; return the exit code.
 
-        Blocks. Lines of the ranks go to stdout with `[rank r]` before them, what the
-        agent says to stderr. Called in the main thread, it answers SIGINT and SIGTERM.
+        This blocks. The ranks' lines go to stdout, each after `[rank r]`, and the
+        agent's go to stderr. In the main thread, it handles SIGINT and SIGTERM.
 
         Raises:
-            LaunchError: it cannot begin: no such script, a port in use, …
+            LaunchError: it can't start, because of a missing script, a port in use, …
             DecisionError: the code of task 3.17 or 3.18 has a mistake.
         """
         expect_program(str(script), self.config.run_as)
@@ -130,9 +130,9 @@ class DistributedLauncher:
 def launch_distributed_training(
     script: str | Path, *args: object, **config: object
 ) -> int:
-    """Run a script on several ranks; the exit code.
+    """Run a script on several ranks; return the exit code.
 
-    `config` has the names of LaunchConfig.
+    `config` takes the fields of LaunchConfig.
 
     Raises:
         LaunchError, DecisionError: see `DistributedLauncher.launch`.

@@ -1,4 +1,4 @@
-"""rank_<r>.log, and its lines on the terminal.
+"""Write rank_<r>.log, and show its lines on the terminal.
 
 Each rank writes to its own file, so nothing is lost if the agent dies, and no rank
 waits for a slow terminal. The agent reads the files as they grow. It does so in a
@@ -350,10 +350,10 @@ class Folder:
 def open_logs(
     folder: Folder, ranks: Sequence[int], is_split: Callable[[int], bool]
 ) -> dict[int, Log]:
-    """The logs of these ranks, empty; the folder is made if it is not there.
+    """Open these ranks' logs, empty; create the folder if necessary.
 
     Raises:
-        LaunchError: they cannot be written.
+        LaunchError: we can't write them.
     """
     logs: dict[int, Log] = {}
     with _writing(folder.path), contextlib.ExitStack() as stack:

@@ -1,9 +1,9 @@
-"""`--monitor FOLDER`: the steps of all ranks, recorded beside a script that runs as is.
+"""`--monitor FOLDER`: record all ranks' steps without changing the script.
 
     ranks ── rank_<r>.jsonl ──▶ the agent of node 0 ──▶ figures.jsonl, Prometheus, …
 
-The sinks are the agent's, so Prometheus finds the same port after a restart, and its
-counters go on.
+The agent owns the sinks, so Prometheus finds the same port after a restart, and its
+counters continue.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Monitored:
     def variables(
         self, generation: int, inherited: Mapping[str, str]
     ) -> dict[str, str]:
-        """What a rank of this generation needs in its environment."""
+        """Return the environment variables that a rank of this generation needs."""
         self._look()
         if generation > self._generation:
             self._generation = generation
@@ -73,7 +73,7 @@ class Monitored:
         return variables(self.folder, self._step, inherited)
 
     def close(self) -> None:
-        """Read what is left, and end the sinks."""
+        """Read the rest, and close the sinks."""
         if self._monitor:
             self._is_over.set()
             self._thread.join()

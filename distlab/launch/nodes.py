@@ -1,8 +1,8 @@
-"""Agents of several nodes: they meet through task 3.17's rendezvous, and talk by it.
+"""Let agents of several nodes meet and talk through task 3.17's rendezvous.
 
 The agent of node 0 serves a Rendezvous at master_addr:master_port, and every agent, its
-own included, is a client. A generation of the launcher is one of the rendezvous: an
-agent that is refused as stale knows that all ranks start again.
+own included, is a client. A generation of the launcher is one of the rendezvous, so an
+agent that is refused as stale knows that all ranks restart.
 
     config          node 0 sets it: what all agents must agree on
     seat            asks for a node number, if the agent doesn't have one
@@ -51,7 +51,7 @@ class StaleError(Exception):
 
 @dataclass(frozen=True)
 class NodeLost:
-    """The agent of this node has ended, or cannot be heard any more."""
+    """The agent of this node has ended, or we don't hear from it any more."""
 
     node: int
 
@@ -85,10 +85,10 @@ class Client:
         self._num_claims = 0
 
     def reach(self, until: float, give_up: Callable[[], bool]) -> bool:
-        """Try until somebody answers there; False if `give_up` said so.
+        """Try until somebody answers there; return False if `give_up` says so.
 
         Raises:
-            LaunchError: nobody did, or who answers is not an agent of this launch.
+            LaunchError: nobody answers, or it isn't an agent of this launch.
         """
         where = f"{self._config.master_addr}:{self._config.meeting_port}"
         while not give_up():
@@ -131,10 +131,10 @@ class Client:
             ) from None
 
     def claim(self, generation: int, until: float) -> None:
-        """Be this node in this generation.
+        """Claim this node's number in this generation.
 
         Raises:
-            LaunchError: another agent is, or the agents do not agree.
+            LaunchError: another agent has it, or the agents don't agree.
         """
         config = json.loads(str(self.ask("get", generation, key="config", until=until)))
         for name, theirs in config.items():
@@ -169,10 +169,10 @@ class Client:
         until: float = float("inf"),
         **fields: object,
     ) -> str | int:
-        """One request to the rendezvous; its reply.
+        """Send a request to the rendezvous; return its reply.
 
         Raises:
-            StaleError: it refuses.
+            StaleError: the rendezvous refuses.
             GoneError, TimeoutError, OSError: node 0 has ended, or cannot be reached.
             RuntimeError: the code of task 3.17 raised an error.
         """
@@ -184,7 +184,7 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """End the connections that are not in use."""
+        """Close the connections that aren't in use."""
         self._caller.close()
 
     def _new_caller(self) -> Caller:
@@ -193,7 +193,7 @@ class Client:
 
 
 class Hall:
-    """The rendezvous, served by the agent of node 0 in a thread of its own."""
+    """Serves the rendezvous in a separate thread of node 0's agent."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class Hall:
         self._thread.start()
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """A `Handle`: that of task 3.17, and a note of who it was."""
+        """Handle a request with task 3.17, and remember who sent it."""
         if json.loads(message)["op"] == _SEAT:
             return self._seat()
         try:
@@ -233,7 +233,7 @@ class Hall:
         return reply
 
     def on(self, event: object, now_s: float) -> Sequence[object]:
-        """An agent whose connections are closed has ended."""
+        """Treat an agent whose connections are closed as ended."""
         if isinstance(event, PeerGone) and event.peer in self._nodes:
             node = self._nodes.pop(event.peer)
             self.heard_s.pop(node, None)  # nobody waits for a word of it any more
@@ -252,11 +252,11 @@ class Hall:
         return json.dumps({"refused": "no seat"}).encode()
 
     def claimed(self, generation: int) -> list[int]:
-        """The nodes whose agents have come to this generation."""
+        """Return the nodes whose agents have joined this generation."""
         return sorted(self._claimed.get(generation, ()))
 
     def silent(self) -> list[int]:
-        """The nodes from which nothing has come for too long."""
+        """Return the nodes that have been silent for too long."""
         now = time.monotonic()
         known = set(self._nodes.values())
         return [
@@ -266,13 +266,13 @@ class Hall:
         ]
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.stop()
         self._thread.join()
         self._server.close()
 
 
 def agreed(config: LaunchConfig) -> str:
-    """What all agents must have the same, as the value of `config`."""
+    """Return the settings on which all agents must agree, as the value of `config`."""
     names = ("nnodes", "min_nodes", "nproc_per_node", "backend")
     return json.dumps({name: asdict(config)[name] for name in names})

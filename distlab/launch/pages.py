@@ -1,4 +1,4 @@
-"""A page of memory that a process shares with its agent: what its trainer does.
+"""Share a page of memory between a process and its agent, with its trainer's state.
 
 A message for each call of a trainer would keep the agent busy. So the trainer writes
 into the page, and the agent reads it when it wants to know.
@@ -30,7 +30,7 @@ _SIZE = 5 * _FIELD.size
 
 
 class Page:
-    """Both sides' view of it."""
+    """A view of the page, for either side."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -38,7 +38,7 @@ class Page:
 
     @classmethod
     def new(cls) -> Page:
-        """One for a process that is about to start."""
+        """Make a page for a process that is about to start."""
         descriptor = os.memfd_create("distlab") if hasattr(os, "memfd_create") else -1
         os.ftruncate(descriptor, _SIZE)
         page = cls(descriptor)
@@ -47,25 +47,25 @@ class Page:
 
     @classmethod
     def from_environment(cls) -> Page | None:
-        """This process's, or None without an agent that watches."""
+        """Open this process's page; None if no agent watches it."""
         descriptor = os.environ.get(PAGE)
         return None if descriptor is None else cls(int(descriptor))
 
     # ── the trainer writes ──────────────────────────────────────────────────────────
 
     def completed(self, step: int) -> None:
-        """The process has completed this optimizer step."""
+        """Record that the process has completed this optimizer step."""
         self._put(_STEP_S, time.monotonic())
         self._put(_STEP, step)
 
     def does(self, what: str) -> None:
-        """From now on the trainer does this."""
+        """Record that the trainer does this from now on."""
         self._put(_SINCE_S, time.monotonic())
         self._put(_DONE, _DOING.index(what))
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """The trainer does this in the block, and then again what it did before."""
+        """Record that the trainer does this in the block; then restore the old one."""
         before = self.doing
         if what == before:
             yield
@@ -77,42 +77,42 @@ class Page:
             self.does(before)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """The trainer waits for other ranks in the block."""
+        """Record that the trainer waits for other ranks in the block."""
         return self.during(WAIT)
 
     def beat(self) -> None:
-        """Write the time from now on, every BEAT_S, in a thread of its own."""
+        """Write the time every BEAT_S from now on, in a separate thread."""
         threading.Thread(target=self._beat, daemon=True).start()
 
     # ── the agent reads ─────────────────────────────────────────────────────────────
 
     @property
     def step(self) -> int:
-        """The newest completed step; -1: none."""
+        """Return the newest completed step, or -1."""
         return int(self._get(_STEP))
 
     @property
     def step_s(self) -> float:
-        """When it was completed."""
+        """Return when it was completed."""
         return self._get(_STEP_S)
 
     @property
     def doing(self) -> str:
-        """COMPUTE, WAIT or SAVE."""
+        """Return COMPUTE, WAIT or SAVE."""
         return _DOING[int(self._get(_DONE))]
 
     @property
     def since_s(self) -> float:
-        """Since when."""
+        """Return since when."""
         return self._get(_SINCE_S)
 
     @property
     def beat_s(self) -> float:
-        """When the second thread last wrote."""
+        """Return when the second thread last wrote."""
         return self._get(_BEAT_S)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
         os.close(self.descriptor)
 

@@ -1,8 +1,8 @@
-"""The processes of this node: their environment, their ends, and nothing left of them.
+"""Run the processes of this node: their environment, their ends, and the cleanup.
 
 Each rank leads a session, so that Ctrl-C reaches the agent only and what a rank starts
-can be found. A thread waits for each: the ends come in the order in which they
-happened, and the rank that failed first is known, though the agent looks rarely.
+can be found. A thread waits for each, so we learn of ends in the order in which they
+happened, and know which rank failed first, though the agent looks rarely.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the ranks of one generation find their store."""
+    """The place where the ranks of one generation find their store."""
 
     address: str
     port: int
@@ -94,7 +94,7 @@ class Ranks:
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to the process of `rank`, if it runs.
 
-        One that is stopped is sent SIGCONT too, or it would never get the other.
+        A stopped process also gets SIGCONT, or it would never get the other signal.
         """
         process = self._running.get(rank)
         if process is None or process.returncode is not None:
@@ -105,18 +105,18 @@ class Ranks:
                 process.send_signal(signal.SIGCONT)
 
     def buried(self, rank: int) -> None:
-        """The agent has taken notice of its end: end what that rank has left."""
+        """End whatever this rank has left, once the agent has noticed its end."""
         process = self._running.pop(rank, None)
         if process is not None and sys.platform.startswith("linux"):
             end_sessions({process.pid})
 
     @property
     def running(self) -> list[int]:
-        """The ranks whose end has not been noticed."""
+        """Return the ranks whose end nobody has noticed yet."""
         return sorted(self._running)
 
     def kill(self) -> None:
-        """SIGKILL for all of them and for all they have started; returns when done."""
+        """Send SIGKILL to all ranks and all they have started; wait for their end."""
         for process in self._running.values():
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -128,7 +128,7 @@ class Ranks:
         self._running.clear()
 
     def left(self) -> list[int]:
-        """What still runs in the sessions of this node's ranks (Linux)."""
+        """Return what still runs in the sessions of this node's ranks (Linux)."""
         return [
             pid for pid in descendants(os.getpid()) if _session(pid) in self._sessions
         ]
@@ -147,7 +147,7 @@ class Ranks:
 def rank_variables(
     config: LaunchConfig, rank: int, meeting: Meeting, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of `rank`: what torchrun sets, and DISTLAB_BACKEND.
+    """Return the environment of `rank`: what torchrun sets, and DISTLAB_BACKEND.
 
     TORCHELASTIC_USE_AGENT_STORE=True makes every rank a client of the store at
     MASTER_PORT; without it, init_process_group("env://") of rank 0 would open one.

@@ -1,4 +1,4 @@
-"""Who decides under --standby: tasks 4.6 and 4.7, the learner's or the reference's."""
+"""Let tasks 4.6 and 4.7 decide under --standby, the learner's or the reference's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 10.0  # usual steps, as in 4.6
 
 
 class RecoveryDecisions(UnitDecisions):
-    """The unit recovery."""
+    """Decides with the unit recovery."""
 
     def __init__(self, config: LaunchConfig) -> None:
         super().__init__(UNIT, SUPERVISE)
@@ -34,14 +34,14 @@ class RecoveryDecisions(UnitDecisions):
 
     @property
     def own(self) -> list[str]:
-        """The tasks that run the learner's code."""
+        """Return the tasks that run the learner's code."""
         return [task for task in (DETECT, SUPERVISE) if self.whose(task) == "yours"]
 
     def on(self, event: object, now_s: float) -> Sequence[Any]:
-        """What the Supervisor wants done about an event.
+        """Ask the Supervisor what to do about an event.
 
         Raises:
-            DecisionError: it has a mistake.
+            DecisionError: the learner's code has a mistake.
         """
         actions = self._guarded(SUPERVISE, lambda: self._supervisor.on(event, now_s))
         if not isinstance(actions, Sequence) or isinstance(actions, str):
@@ -52,10 +52,10 @@ class RecoveryDecisions(UnitDecisions):
         return actions
 
     def detect(self, reports: list[Report], now_s: float) -> Condition:
-        """Which ranks are dead, frozen or slow.
+        """Find out which ranks are dead, frozen or slow.
 
-        On a busy machine a process may not run for a while, however short the steps
-        are: a rank counts as frozen after freeze_timeout at the earliest.
+        On a busy machine, a process may not run for a while, however short the steps
+        are, so a rank counts as frozen after freeze_timeout at the earliest.
 
         Raises:
             DecisionError: the learner's code has a mistake.

@@ -1,4 +1,4 @@
-"""What the agent says: why all ranks restart, and why it gave up."""
+"""Word the agent's messages: why all ranks restart, and why it gave up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = "[distlab]"
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first rank of a generation that ended with another code than 0."""
+    """The first rank of a generation that ended with a code other than 0."""
 
     rank: int
     code: int  # -s after signal s
@@ -30,7 +30,7 @@ class Failure:
     is_lost: bool = False  # nothing is heard of its node
     ended_s: float = 0.0  # when the agent heard of it
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What torch's @record has written about its exception."""
+    """The record that torch's @record has written about its exception."""
 
     @property
     def is_usage_error(self) -> bool:
@@ -53,7 +53,7 @@ class Failure:
 
 
 def restarting(failure: Failure | None, max_restarts: int, generation: int) -> str:
-    """One line: all ranks are about to start again."""
+    """Return a line that says all ranks are about to restart."""
     what = failure.what if failure else "a rank failed"
     return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
 
@@ -75,13 +75,13 @@ def misplaced(flag: str, script: str) -> str:
 
 
 def going_on(num_nodes: int, most: int, world_size: int) -> str:
-    """One line: the number of nodes has changed."""
+    """Return a line that says the number of nodes has changed."""
     ranks = f"{world_size} rank{'s' * (world_size != 1)}"
     return f"{PREFIX} goes on with {num_nodes} of {most} nodes: {ranks}\n"
 
 
 def recovered(failure: Failure, size: int, step: int, seconds: float) -> str:
-    """One line: the other ranks have stayed, and all go on."""
+    """Return a line that says the other ranks stayed, and all continue."""
     return (
         f"{PREFIX} {failure.what}; {size} ranks go on: step {step} is complete "
         f"{seconds:.2f} s later\n"
@@ -89,7 +89,7 @@ def recovered(failure: Failure, size: int, step: int, seconds: float) -> str:
 
 
 def gave_up(failure: Failure | None, code: int, generation: int) -> str:
-    """Which rank failed, by which signal or code, and its last lines."""
+    """Say which rank failed, by which signal or code, and show its last lines."""
     if failure is None:
         return f"{PREFIX} exit code {code}\n"
     after = ""
@@ -122,7 +122,7 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
 
 
 def apart(world_size: int) -> str:
-    """One line: the store is not used; some engines meet elsewhere, so no more."""
+    """Return a line that says nobody used the store, as some engines meet elsewhere."""
     return (
         f"{PREFIX} no rank has used the store at MASTER_PORT: if they have met nowhere "
         f"else, these were {world_size} separate runs of the script\n"
@@ -130,5 +130,5 @@ def apart(world_size: int) -> str:
 
 
 def interrupted(number: int, code: int) -> str:
-    """One line: somebody stopped it."""
+    """Return a line that says somebody stopped the job."""
     return f"{PREFIX} stopped by {name_of_signal(number)}; exit code {code}\n"

@@ -1,9 +1,9 @@
-"""Do these ranks talk, and do their numbers agree? A script for any launcher.
+"""Test, under any launcher, that ranks can talk and that their numbers agree.
 
     python -m distlab.launch --nproc-per-node 4 distlab/launch/selftest.py result.json
 
-Plain torch.distributed over gloo. Rank 0 writes what was measured; a wrong number ends
-the script with one sentence.
+It uses plain torch.distributed over gloo. Rank 0 writes what it measured; a wrong
+number ends the script with one sentence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(path: str = "") -> None:
 
 
 def seconds(call: Callable[[], None]) -> float:
-    """The median of several calls, all of which begin together."""
+    """Return the median time of several calls that all ranks start together."""
     times = []
     for _ in range(TIMES):
         dist.barrier()
@@ -49,10 +49,10 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def once_around(rank: int, n: int) -> None:
-    """A number goes from rank 0 over all ranks; each adds its own.
+    """Pass a number from rank 0 through all ranks, each of which adds its own.
 
     Raises:
-        SystemExit: it comes back as another one.
+        SystemExit: it comes back wrong.
     """
     token = torch.zeros(1)
     if n == 1:
@@ -67,10 +67,10 @@ def once_around(rank: int, n: int) -> None:
 
 
 def add_up(rank: int, n: int, num_elements: int) -> None:
-    """all_reduce of what each rank can check by itself.
+    """all_reduce numbers whose sum each rank can check by itself.
 
     Raises:
-        SystemExit: the sum is another one.
+        SystemExit: the sum is wrong.
     """
     values = torch.full((num_elements,), float(rank + 1))
     dist.all_reduce(values)

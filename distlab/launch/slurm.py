@@ -1,4 +1,4 @@
-"""What srun tells the processes that it starts, in the words of torch.distributed.
+"""Translate srun's variables into those of torch.distributed.
 
     rank_environment   a script that srun started once for each rank
     agent_settings     our agent, which srun started once for each node
@@ -22,10 +22,10 @@ _RANK = {
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as far as srun says.
+    """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from srun's.
 
-    Only what `environment` does not have is added; nothing if RANK is there, or if srun
-    did not start this process.
+    We only add what `environment` lacks, and nothing if RANK is set or if srun
+    didn't start this process.
     Example: SLURM_PROCID=3, SLURM_NTASKS=4 → RANK=3, WORLD_SIZE=4
     """
     if "RANK" in environment or not {"SLURM_PROCID", "SLURM_NTASKS"} <= {*environment}:
@@ -43,7 +43,7 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of LaunchConfig for an agent that srun started; empty without srun.
+    """Return LaunchConfig settings for an agent that srun started; {} without srun.
 
     Raises:
         LaunchError: srun started more than one agent on a node.
@@ -69,7 +69,7 @@ def agent_settings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def first_host(nodes: str) -> str:
-    """The first name in SLURM's short form of a list.
+    """Return the first name in SLURM's short form of a list.
 
     Example: gpu[007-012,20],login → gpu007
     """
@@ -81,7 +81,7 @@ def first_host(nodes: str) -> str:
 
 
 def job_port(environment: Mapping[str, str]) -> int:
-    """A port that two jobs on one node do not share, most of the time."""
+    """Choose a port that two jobs on one node rarely share."""
     job = environment.get("SLURM_JOB_ID", "")
     return 20000 + int(job) % 10000 if job.isdigit() else DEFAULT_PORT
 

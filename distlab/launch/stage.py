@@ -1,4 +1,4 @@
-"""Node 0's side of several nodes: it meets their agents and tells them what to do."""
+"""Meet the agents of several nodes and tell them what to do: node 0's side."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stage:
         """Open the port where agents meet, unless there is a listener already.
 
         Raises:
-            LaunchError: it is in use, or master_addr is not this node's.
+            LaunchError: it's in use, or master_addr isn't this node's.
         """
         self._config, self._inbox = config, inbox
         listener = listener or listen(config.listens_on, config.meeting_port)
@@ -48,7 +48,7 @@ class Stage:
         """The nodes of this generation: their ranks in this order."""
 
     def waiting(self) -> str:
-        """One line: for whom the agent of node 0 is about to wait."""
+        """Return a line that says for whom node 0's agent is about to wait."""
         config = self._config
         where = f"{config.master_addr}:{config.meeting_port}"
         others = "node 1" if config.nnodes == 2 else f"nodes 1 to {config.nnodes - 1}"
@@ -58,10 +58,10 @@ class Stage:
         return f"{PREFIX} waits at {where} for the agent of {others}, {within}\n"
 
     def meet(self, generation: int) -> bool:
-        """Wait for the agents of all nodes; False: a signal came first.
+        """Wait for the agents of all nodes; return False if a signal came first.
 
         Raises:
-            LaunchError: they did not all come within start_timeout, or too few did.
+            LaunchError: not all of them, or too few, arrived within start_timeout.
         """
         self._generation = generation
         self._num_told = dict.fromkeys(range(self._config.nnodes), 0)
@@ -91,7 +91,7 @@ class Stage:
         self._tell(self.node_of(rank), {"signal": [rank, number]})
 
     def finish(self, code: int, text: str) -> None:
-        """Tell all agents that it is over, and wait for them, but not for long."""
+        """Tell all agents that the job is over, and wait for them briefly."""
         until = time.monotonic() + FAREWELL_S
         # Those too that came late, and wait for the next generation.
         others = {*self._others, *self._hall.claimed(self._generation)} - {0}
@@ -102,23 +102,23 @@ class Stage:
             self._ask("wait", keys=keys, until=until)
 
     def silent(self) -> list[object]:
-        """The nodes from which nothing has come for too long."""
+        """Return the nodes that have been silent for too long."""
         found = self._hall.silent()
         for node in found:
             self._hall.heard_s.pop(node, None)
         return [NodeLost(node) for node in found]
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._client.close()
         self._hall.close()
 
     def node_of(self, rank: int) -> int:
-        """The node whose rank this is."""
+        """Return the node whose rank this is."""
         return self.members[rank // self._config.nproc_per_node]
 
     def ranks_of(self, node: int) -> range:
-        """The ranks of a node; none if it is no member."""
+        """Return the ranks of a node; none if it isn't a member."""
         if node not in self.members:
             return range(0)
         first = self.members.index(node) * self._config.nproc_per_node

@@ -1,8 +1,8 @@
-"""The store that torch.distributed's ranks meet in, kept by an agent at MASTER_PORT.
+"""Keep the store at MASTER_PORT where torch.distributed's ranks meet.
 
 With TORCHELASTIC_USE_AGENT_STORE=True in a rank's environment init_process_group makes
-every rank a client, rank 0 too. So the store outlives each rank. Each generation has a
-new one: what a process of the generation before has set is gone with the old one.
+every rank a client, including rank 0, so the store outlives each rank. Each generation
+has a new one, so whatever the previous generation has set is gone.
 
 Source: torch/distributed/rendezvous.py, _create_c10d_store.
 """
@@ -21,7 +21,7 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listener on `address` and no other one; port 0 is a free one.
+    """Listen on `address` only; port 0 takes a free one.
 
     Raises:
         LaunchError: the port is in use, or the address is not this node's.
@@ -76,7 +76,7 @@ class Store:
     """A torch.distributed store for the ranks, one for each generation."""
 
     def __init__(self, address: str, port: int, listens_on: str | None = None) -> None:
-        """Take the port: on `address`, where the ranks are told to look, or another.
+        """Take the port on `address`, where the ranks will look, or another one.
 
         Raises:
             LaunchError: see `listen`.
@@ -88,7 +88,7 @@ class Store:
         self._daemon: Any = None
 
     def begin(self) -> None:
-        """Have an empty store: for a generation whose ranks are about to start.
+        """Open an empty store for a generation whose ranks are about to start.
 
         Raises:
             LaunchError: the port was taken between two generations.
@@ -111,11 +111,11 @@ class Store:
 
     @property
     def was_used(self) -> bool:
-        """Whether a rank of this generation has set anything: they meet so."""
+        """Return True if a rank of this generation has set anything, to meet."""
         return bool(self._daemon is None or self._daemon.num_keys() > self._num_keys)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._daemon = None
         if self._listener is not None:
             self._listener.close()

@@ -1,4 +1,4 @@
-"""stdout and stderr of a launch: a full disk under them, or no reader, ends no rank."""
+"""Write to stdout and stderr so that a full disk or a lost reader ends no rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TERMINAL = "distlab terminal"  # the thread that shows what ranks print
 
 
 def tell(stream: TextIO | None, text: str) -> None:
-    """Write and flush; what cannot be written is dropped.
+    """Write and flush, and drop whatever we can't write.
 
-    None is what Python has in place of a stream that was closed before it began.
+    Python has None in place of a stream that was closed before it started.
     """
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -27,7 +27,7 @@ def is_stuck() -> bool:
 
 
 def let_go(stream: TextIO | None) -> None:
-    """Flush for the last time; what is left then cannot be written, and is dropped.
+    """Flush for the last time, and drop the rest, because we can't write it.
 
     Python flushes once more as it ends, and an error there changes the exit code.
     """

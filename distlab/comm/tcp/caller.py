@@ -107,7 +107,7 @@ class _Connection:
         return answer
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come since the last answer, not even its end."""
+        """Return True if nothing has come since the last answer, not even its end."""
         return not select.select([self.socket], [], [], 0)[0]
 
     def close(self) -> None:

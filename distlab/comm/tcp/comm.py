@@ -121,22 +121,22 @@ class TcpComm:
 
     @property
     def rank(self) -> int:
-        """See `Comm.rank`."""
+        """Implement `Comm.rank`."""
         return self._group.rank
 
     @property
     def world_size(self) -> int:
-        """See `Comm.world_size`."""
+        """Implement `Comm.world_size`."""
         return len(self._group.members)
 
     @property
     def local_rank(self) -> int:
-        """See `Comm.local_rank`."""
+        """Implement `Comm.local_rank`."""
         return self._local_rank
 
     @property
     def device(self) -> torch.device:
-        """See `Comm.device`."""
+        """Implement `Comm.device`."""
         return _CPU
 
     # ── point to point ──────────────────────────────────────────────────────────────
@@ -145,7 +145,7 @@ class TcpComm:
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.send`."""
+        """Implement `Comm.send`."""
         transfer = self._sending(tensor, dst, tag)
         self.engine.post(lambda: self.engine.exchange.send(transfer))
         self._work(transfer, dst).wait(timeout_s)
@@ -159,7 +159,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """See `Comm.recv`."""
+        """Implement `Comm.recv`."""
         exchange = self.engine.exchange
         if src != ANY:
             transfer = self._receiving(tensor, src, tag)
@@ -174,7 +174,7 @@ class TcpComm:
 
     @plain
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> TcpWork:
-        """See `Comm.isend`."""
+        """Implement `Comm.isend`."""
         transfer = self._sending(tensor, dst, tag)
         exchange = self.engine.exchange
         self.engine.post(lambda: exchange.send(transfer, look=True), overlap=True)
@@ -182,7 +182,7 @@ class TcpComm:
 
     @plain
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> TcpWork:
-        """See `Comm.irecv`."""
+        """Implement `Comm.irecv`."""
         transfer = self._receiving(tensor, src, tag)
         self.engine.post(lambda: self.engine.exchange.receive(transfer), overlap=True)
         return self._work(transfer, src)
@@ -197,7 +197,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """Implement `Comm.sendrecv`."""
         self._refuse.tensor(send_tensor, "sendrecv")
         self._refuse.tensor(recv_tensor, "sendrecv")
         if dst == src == self.rank:  # one rank alone: its own neighbor on both sides
@@ -219,14 +219,14 @@ class TcpComm:
     # ── collectives ─────────────────────────────────────────────────────────────────
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """See `Comm.barrier`."""
+        """Implement `Comm.barrier`."""
         self._barrier("barrier", timeout_s)
 
     @plain
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.broadcast`."""
+        """Implement `Comm.broadcast`."""
         self._refuse.rank(src, "broadcasts from")
         self._refuse.tensor(tensor, "broadcast")
         steps = collectives.broadcast(*self._place(), _flat(tensor), src)
@@ -236,7 +236,7 @@ class TcpComm:
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> TcpWork | None:
-        """See `Comm.all_reduce`."""
+        """Implement `Comm.all_reduce`."""
         self._refuse.tensor(tensor, "all_reduce")
         self._check_average(tensor, op)
         steps = collectives.all_reduce(*self._place(), _flat(tensor), op)
@@ -252,7 +252,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.reduce`."""
+        """Implement `Comm.reduce`."""
         self._refuse.rank(dst, "reduces to")
         self._refuse.tensor(tensor, "reduce")
         self._check_average(tensor, op)
@@ -268,7 +268,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> TcpWork | None:
-        """See `Comm.all_gather`."""
+        """Implement `Comm.all_gather`."""
         self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
         steps = collectives.all_gather(*self._place(), _flat(output), _flat(input))
@@ -285,7 +285,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> TcpWork | None:
-        """See `Comm.reduce_scatter`."""
+        """Implement `Comm.reduce_scatter`."""
         self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         self._check_average(output, op)
@@ -303,7 +303,7 @@ class TcpComm:
         *,
         timeout_s: float | None = None,
     ) -> TcpWork | None:
-        """See `Comm.all_to_all`."""
+        """Implement `Comm.all_to_all`."""
         self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
         steps = collectives.all_to_all(*self._place(), _flat(output), _flat(input))
@@ -311,7 +311,7 @@ class TcpComm:
         return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """See `Comm.new_group`."""
+        """Implement `Comm.new_group`."""
         members = list(ranks)
         self._refuse.group(members)
         name = f"{self._group.name}/{self._num_groups}:{members}"
@@ -333,11 +333,11 @@ class TcpComm:
         return comm
 
     def time(self) -> float:
-        """See `Comm.time`."""
+        """Implement `Comm.time`."""
         return time.monotonic()
 
     def abort(self) -> None:
-        """See `Comm.abort`."""
+        """Implement `Comm.abort`."""
         for comm in (self, *self._groups):
             comm.abort_group()
 

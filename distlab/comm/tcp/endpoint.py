@@ -77,11 +77,11 @@ class TcpEndpoint:
 
     @property
     def is_answering(self) -> bool:
-        """Whether this is called by a `handle`, which may not wait."""
+        """Return True if this is called by a `handle`, which may not wait."""
         return self._serving_thread == _thread.get_ident()
 
     def call(self, peer: int | str, message: bytes, timeout_s: float) -> bytes:
-        """See `Endpoint.call`.
+        """Implement `Endpoint.call`.
 
         Raises:
             ValueError: there is no such rank or service, or the message is larger than
@@ -112,7 +112,7 @@ class TcpEndpoint:
                 end()
 
     def serve(self, handle: Callable[[int, bytes], bytes | None]) -> None:
-        """See `Endpoint.serve`.
+        """Implement `Endpoint.serve`.
 
         Raises:
             ValueError: there is nothing to listen on.

@@ -120,7 +120,7 @@ class Exchange(Peers):
         return peer, channel
 
     def _is_waiting(self, source: int, key: Key, index: int) -> bool:
-        """Whether a send that was announced has not been asked for since."""
+        """Return True if a send that was announced has not been asked for since."""
         peer = self.peers[source]
         channel = peer.channels[key]
         return not peer.lost and not channel.closed and channel.asked <= index
@@ -162,7 +162,7 @@ class Exchange(Peers):
     # ── what arrives ────────────────────────────────────────────────────────────────
 
     def begin(self, line: Line, frame: Frame) -> memoryview | None:
-        """See `Reader.begin`."""
+        """Implement `Reader.begin`."""
         peer = self.peers[line.peer]
         kind = frame.kind
         if kind == Kind.CLOSE:
@@ -179,14 +179,14 @@ class Exchange(Peers):
         return None
 
     def end(self, line: Line) -> None:
-        """See `Reader.end`."""
+        """Implement `Reader.end`."""
         peer = self.peers[line.peer]
         transfer, peer.arriving = peer.arriving, None
         if transfer is not None and not transfer.done:
             self._land(transfer, transfer.error)
 
     def sent(self, owner: object) -> None:
-        """See `Reader.sent`."""
+        """Implement `Reader.sent`."""
         if isinstance(owner, Transfer):
             self._land(owner, None)
 

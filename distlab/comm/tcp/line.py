@@ -67,7 +67,7 @@ class Line:
 
     @property
     def is_inside_payload(self) -> bool:
-        """Whether a payload has begun to arrive and not ended."""
+        """Return True if a payload has begun to arrive and not ended."""
         return self._left > 0
 
     # ── out ─────────────────────────────────────────────────────────────────────────

@@ -79,15 +79,15 @@ class Peers:
             self._broken.append((peer, error))
 
     def begin(self, line: Line, frame: Frame) -> memoryview | None:
-        """See `Reader.begin`."""
+        """Implement `Reader.begin`."""
         raise NotImplementedError
 
     def end(self, line: Line) -> None:
-        """See `Reader.end`."""
+        """Implement `Reader.end`."""
         raise NotImplementedError
 
     def sent(self, owner: object) -> None:
-        """See `Reader.sent`."""
+        """Implement `Reader.sent`."""
         raise NotImplementedError
 
     def leave(self, group: Membership) -> None:

@@ -41,26 +41,26 @@ class Portable:
         self._selector = selectors.DefaultSelector()
 
     def register(self, descriptor: int, events: int) -> None:
-        """See `Poller.register`."""
+        """Implement `Poller.register`."""
         self._selector.register(descriptor, _to_selector(events))
 
     def modify(self, descriptor: int, events: int) -> None:
-        """See `Poller.modify`."""
+        """Implement `Poller.modify`."""
         self._selector.modify(descriptor, _to_selector(events))
 
     def unregister(self, descriptor: int) -> None:
-        """See `Poller.unregister`."""
+        """Implement `Poller.unregister`."""
         self._selector.unregister(descriptor)
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
-        """See `Poller.poll`."""
+        """Implement `Poller.poll`."""
         return [
             (key.fd, (READ if mask & 1 else 0) | (WRITE if mask & 2 else 0))
             for key, mask in self._selector.select(timeout_s)
         ]
 
     def close(self) -> None:
-        """See `Poller.close`."""
+        """Implement `Poller.close`."""
         self._selector.close()
 
 

@@ -26,7 +26,7 @@ class TcpWork:
         self._step, self._timeout_s = step, timeout_s
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         flight = self._flight
         if flight.done and flight.error is None:
             return
@@ -45,7 +45,7 @@ class TcpWork:
         raise PeerLost(rank, self._step, self._peer, waited_s) from flight.error
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._flight.done
 
     def _give_up(self) -> None:
