@@ -4,10 +4,10 @@ Guide: phase1_data_parallel/guide/collectives.md.
 Source: the MPI standard for the names; torch.distributed for the in-place form.
 Symbols: n = comm.world_size; every function runs on all n ranks at the same time.
 Cost: counted in messages, because on one machine the latency of a message dominates.
-The clauses (C1, C2, …) are judged; the lines Example and Cost only explain.
+The check judges the clauses (C1, C2, …); the lines Example and Cost only explain.
 
-`comm` has point-to-point calls only in this file. No call returns a tensor: a message
-is written into the tensor that you pass to recv (the receive buffer).
+In this file, `comm` has only point-to-point calls. No call returns a tensor, because a
+message is written into the tensor that you pass to recv (the receive buffer).
 
     comm.rank   comm.world_size
     comm.send(tensor, dst)             comm.recv(tensor, src)
@@ -15,10 +15,10 @@ is written into the tensor that you pass to recv (the receive buffer).
     work = comm.isend(tensor, dst)     work = comm.irecv(tensor, src)
     work.wait()                        isend and irecv return at once; wait() blocks
 
-`send` is a blocking call: it returns when rank dst receives the message.
+`send` is a blocking call, which returns when rank dst receives the message.
 
-Tensors are contiguous. They have any shape, dtype and values (also inf and nan), unless
-a docstring says otherwise. What is overwritten may hold any values before.
+Tensors are contiguous. They can have any shape, dtype and values (even inf and nan)
+unless a docstring says otherwise. A tensor that you overwrite may hold any values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distlab.comm import Comm
 
 
 def send_recv(comm: Comm, tensor: Tensor) -> None:
-    """Copy rank 0's tensor into rank 1's tensor, in place. Other ranks do nothing.
+    """Copy rank 0's tensor into rank 1's tensor, in place; other ranks do nothing.
 
     C1 Rank 1's tensor equals rank 0's.
     C2 It takes one message, and no other rank sends or receives.
@@ -46,7 +46,7 @@ def send_recv(comm: Comm, tensor: Tensor) -> None:
 def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
     """Send `outgoing` to the right neighbor, receive the left one's into `incoming`.
 
-    The ranks form a ring: the right neighbor of rank r is r + 1, that of the last is 0.
+    The ranks form a ring: rank r's right neighbor is r + 1, and the last rank's is 0.
 
     C1 `incoming` equals the left neighbor's `outgoing`, which is not modified.
     C2 Every rank sends exactly one message.

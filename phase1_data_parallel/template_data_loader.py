@@ -1,9 +1,9 @@
-"""Distributed data loading: which rank reads which samples, without any message.
+"""Distributed data loading: decide which rank reads which samples, without messages.
 
 Guide: phase1_data_parallel/guide/data_loader.md.
 Source: Li et al., PyTorch Distributed (arXiv 2006.15704), section 2; torch.utils.data.
 Symbols: N = num_samples, n = world_size, G = global_batch_size.
-Cost: no communication. Every rank computes the same order and takes its own shard.
+Cost: no communication, because every rank computes the same order and its own shard.
 
     one shuffle, the same on every rank      7 2 9 4 1 8 0 3 6 5
     sampler   rank 0 of 2                    7   9   1   0   6
@@ -12,7 +12,7 @@ Cost: no communication. Every rank computes the same order and takes its own sha
                    rank 1 of 2                 2   4 | 8   3 | 5
 
 The sampler gives every rank the same number of samples. The loader splits the shuffle
-into global batches first, and then shards each batch: in every step the ranks together
+into global batches first and then shards each one, so in every step the ranks together
 have the batch of the single-process baseline.
 """
 
@@ -37,10 +37,10 @@ from distlab.given.stepped_data import SteppedData
 def shard_indices(
     num_samples: int, rank: int, world_size: int, drop_last: bool = False
 ) -> list[int]:
-    """The indices of rank `rank`'s samples, out of 0 … num_samples - 1.
+    """Return the indices of rank `rank`'s samples, out of 0 … num_samples - 1.
 
-    If num_samples is no multiple of world_size, some samples are repeated (padding) or,
-    with `drop_last`, some samples are on no rank (dropping): as few as possible.
+    If num_samples isn't a multiple of world_size, repeat some samples (padding) or,
+    with `drop_last`, leave some out (dropping), in both cases as few as possible.
 
     C1 Every rank has the same number of samples.
     C2 With padding, every sample is there and repeats are spread evenly: the counts of
@@ -55,9 +55,9 @@ def shard_indices(
 
 
 class DistributedSampler(Sampler[int]):
-    """One rank's samples in the order of this epoch's shuffle; for a DataLoader.
+    """Yields one rank's samples in the order of this epoch's shuffle, to a DataLoader.
 
-    All ranks construct it with the same arguments, except `rank`. Without `shuffle` the
+    All ranks construct it with the same arguments except `rank`. Without `shuffle`, the
     order is 0, 1, 2, … in every epoch. `seed` is any integer: self.seed has 32 bits.
 
     C1 All ranks shard one shuffle as in 1.8, and both the epoch and the seed change it.
@@ -87,7 +87,7 @@ class DistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """The number of this rank's samples in an epoch."""
+        """Return the number of this rank's samples in an epoch."""
         # TODO(data_loader.sampler)
         # the samples of this rank, not of the data set
         raise NotImplementedError("data_loader.sampler")
@@ -101,14 +101,14 @@ class DistributedSampler(Sampler[int]):
         raise NotImplementedError("data_loader.sampler")
 
     def _shard(self) -> list[int]:
-        """The positions in the order that belong to this rank."""
+        """Return the positions in the order that belong to this rank."""
         return shard_indices(
             self.num_samples, self.rank, self.world_size, self.drop_last
         )
 
 
 class DistributedDataLoader(EpochLoops):
-    """One rank's shard of each global batch, as in an epoch of a single process.
+    """Yields one rank's shard of each global batch, as in a single process's epoch.
 
     All ranks construct it with the same arguments, except `rank`. Each step has one
     global batch of `global_batch_size` samples; the last of an epoch may be smaller. A
@@ -116,8 +116,8 @@ class DistributedDataLoader(EpochLoops):
     `seed` is any integer: self.seed has 32 bits.
 
     A loop begins with the first batch of the epoch, and num_delivered counts its
-    batches. After load_state_dict it begins with the next batch instead, until a loop
-    reaches the end or another epoch starts: a look at a batch doesn't move it. With
+    batches. After load_state_dict, it begins with the next batch instead, until a loop
+    reaches the end or another epoch starts, so peeking at a batch doesn't move it. With
     equally many ranks and data workers, a resumed epoch has the same random numbers.
 
     1.10 C1 In every step, the ranks together have the global batch of a single process,
@@ -160,11 +160,11 @@ class DistributedDataLoader(EpochLoops):
         tell_epoch(self.dataset, self.epoch)  # it may draw crops anew
 
     def __len__(self) -> int:
-        """The number of steps of an epoch: the same on every rank."""
+        """Return the number of steps of an epoch, which is the same on every rank."""
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of this epoch; after load_state_dict, those that are left."""
+        """Yield this epoch's batches; after load_state_dict, only the rest of them."""
         rest = enumerate(self.batches()[self._begin :], self._begin)
         # Data workers get a base seed from it, not from the global generator.
         generator = torch.Generator()
@@ -182,25 +182,25 @@ class DistributedDataLoader(EpochLoops):
         yield from self.follow(loader)
 
     def batches(self) -> list[list[int]]:
-        """The indices of this rank's samples in this epoch, one list per step."""
+        """Return the indices of this rank's samples in this epoch, a list per step."""
         # TODO(data_loader.loader)
         # self._order() is the shuffle of this epoch, the same on every rank:
         # split it into global batches, then shard each global batch
         raise NotImplementedError("data_loader.loader")
 
     def worker_seed(self, worker: int) -> int:
-        """The seed for data worker `worker` (0 … num_workers - 1) of this rank.
+        """Return the seed for data worker `worker` (0 … num_workers - 1) of this rank.
 
         Before each batch a worker seeds itself from this number and the step. torch's
         CPU generator uses only the lowest 32 bits of a seed, so the seeds of a run must
-        differ in these bits. Tried with up to 128 ranks, 40 workers and 200 epochs.
+        differ in these bits. We tried up to 128 ranks, 40 workers and 200 epochs.
         """
         # TODO(data_loader.loader)
         # what must the seed depend on, so that no two workers of a run share it?
         raise NotImplementedError("data_loader.loader")
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in this epoch, and what the order depends on; fit for json.
+        """Return the position in this epoch and what the order depends on, for JSON.
 
         A state saved after the last batch says that no batch of this epoch is left.
         """
@@ -223,7 +223,7 @@ class DistributedDataLoader(EpochLoops):
         tell_epoch(self.dataset, self.epoch)
 
     def _order(self) -> list[int]:
-        """All samples in the order of this epoch."""
+        """Return all samples in the order of this epoch."""
         sampler = DistributedSampler(
             self.num_samples, 0, 1, shuffle=self.shuffle, seed=self.seed
         )
@@ -243,10 +243,10 @@ class DistributedDataLoader(EpochLoops):
         return tuple(column[:0] if is_empty else column for column in columns)
 
     def _seed_step(self, step: int) -> None:
-        """In a data worker, before a batch: seed torch, Python's random and numpy.
+        """Seed torch, Python's random and numpy in a data worker before a batch.
 
         Worker w of an epoch has the steps w, w + num_workers, … The seed is the same
-        where the epoch is resumed at this step.
+        if the epoch is resumed at this step.
         """
         seed = self.worker_seed(step % self.num_workers) % 2**64
         words = np.random.SeedSequence([seed, step]).generate_state(4)

@@ -43,7 +43,7 @@ class Scale(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Tensor, forward_factor: float, backward_factor: float
     ) -> Tensor:
-        """What `Scale.apply` returns."""
+        """Return the result of `Scale.apply`."""
         # TODO(activation_checkpointing.first_function)
         # backward gets only ctx and a gradient: what else does it need?
         raise NotImplementedError("activation_checkpointing.first_function")
@@ -85,7 +85,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, block: Block, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """What `checkpoint` returns. Nothing in here is recorded by autograd."""
+        """Return the result of `checkpoint`. Autograd records nothing in here."""
         # TODO(activation_checkpointing.checkpoint)
         # what does backward need to repeat this run? (a tensor: ctx.save_for_backward)
         raise NotImplementedError("activation_checkpointing.checkpoint")
@@ -100,20 +100,20 @@ class Recompute(torch.autograd.Function):
 
 
 def random_state() -> RandomState:
-    """The states of this process's random number generators: CPU, then each GPU."""
+    """Return the states of this process's random number generators: CPU, then GPUs."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), *gpus
 
 
 def set_random_state(state: RandomState) -> None:
-    """Set all random number generators to what `random_state` returned."""
+    """Set all random number generators to the states from `random_state`."""
     torch.set_rng_state(state[0])
     for number, gpu in enumerate(state[1:]):
         torch.cuda.set_rng_state(gpu, number)
 
 
 def with_torch(block: Block, tensor: Tensor) -> Tensor:
-    """`checkpoint(block, tensor)` by torch.utils.checkpoint, without the limits of 2.5.
+    """Checkpoint a block with torch.utils.checkpoint, without the limits of 2.5.
 
     C1 The result and all gradients equal those of block(tensor) and its backward(), bit
        for bit. This holds for a block that draws random numbers, too, and the numbers

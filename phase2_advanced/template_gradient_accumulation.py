@@ -9,8 +9,8 @@ Cost: the activations of one microbatch; the messages of one step, whatever K is
     rank 0   microbatch 0, 1, 2, …   one after another   sum in .grad ─┐ all_reduce
     rank 1   microbatch 0, 1, 2, …   one after another   sum in .grad ─┘ once, then step
 
-backward() adds to .grad. The tasks are about what is added (2.1), when the sum is sent
-(2.2), and how it is clipped (2.3).
+backward() adds to .grad. The tasks are about what it adds (2.1), when you send the sum
+(2.2), and how you clip it (2.3).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def accumulate(
     differ in size, and the ranks in their number of microbatches; every rank has a
     microbatch, and every microbatch a sample. `loss_fn` returns the mean over its
     samples. The global batch is all samples of all ranks. The sum of all ranks'
-    contributions is its mean gradient. Keep what `.grad` holds before the call: add to
-    it. Modules may share a parameter. A parameter may be frozen or unused, a scalar or
-    a transposed view.
+    contributions is its mean gradient. Keep what `.grad` holds before the call, and add
+    to it. Modules may share parameters. A parameter may be frozen or unused, a scalar
+    or a transposed view.
 
     C1 Every sample has the same weight, whatever its rank and its microbatch.
     C2 Autograd keeps the activations of at most one microbatch at a time.
@@ -59,7 +59,7 @@ def sync_once(
     """Set every `.grad` to the mean gradient of the global batch.
 
     Given: as in 2.1. `.grad` may hold the gradient of an earlier step. A parameter that
-    is frozen or unused gets no gradient, on any rank: set its .grad to None or zeros.
+    is frozen or unused gets no gradient on any rank, so set its .grad to None or zeros.
 
     C1 Every .grad is the mean over the samples of this step.
     C2 Every gradient is sent once, however many microbatches there are.
@@ -106,7 +106,7 @@ def with_torch(
     microbatches: Microbatches,
     max_norm: float,
 ) -> float:
-    """The step of clip() with torch.distributed alone, without comm.
+    """Take the step of clip() with torch.distributed alone, without comm.
 
     Given: as in 2.3, but `model` is a torch.nn.parallel.DistributedDataParallel. During
     backward() it sets every `.grad` to the mean over the ranks, except under

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: several microbatches in the stages at the same time.
+"""Pipeline parallelism: run several microbatches in the stages at the same time.
 
 Guide: phase2_advanced/guide/pipeline_parallel.md.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), figure 2; D. Narayanan et al. (arXiv
@@ -11,9 +11,9 @@ Cost: (m + n - 1)(t_f + t_b); m (t_f + t_b) is work, the rest is the pipeline bu
     rank 1   .  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .         with t_f = t_b
     rank 2   .  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .
 
-A schedule is a list: the actions of one rank, in order. An action starts when the rank
-is free and the tensor it needs has arrived. So a schedule can be drawn and judged
-before any tensor is sent. Run this file with `python` to draw yours. Given:
+A schedule is the list of one rank's actions, in order. An action starts when the rank
+is free and the tensor it needs has arrived, so we can draw and judge a schedule
+before sending any tensor. Run this file with `python` to draw yours. Given:
 
     Action("F", 3)               forward of microbatch 3; "B": backward; a third field,
                                  the number of the model chunk, is for 2.21
@@ -64,7 +64,7 @@ def forward_step(
     Given: `source` and `destination` come from peers(). Without a source, x is `inputs`
     itself; with one, `inputs` only tells the number of samples. Parameters may be
     frozen or unused, and the output may be non-contiguous.
-    Returns x and output, which backward_step needs, and the Work of the send, or None.
+    Returns x and output, which backward_step needs, and the send's Work or None.
     C1 In backward_step, every .grad of the stage grows by the microbatch's gradient,
        and the stage before receives the gradient of x.
     C2 Both steps run in any order of the microbatches: each starts its send without
@@ -82,7 +82,7 @@ def backward_step(
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
-    Given: `x` and `output` of forward_step. `source` has the next stage: the gradient
+    Given: `x` and `output` of forward_step. `source` is the next stage, from which the
     comes from there. Without a source, `output` is the loss (2.12 puts it there).
     Returns the Work of the send, or None. The clauses are those of forward_step.
     """
@@ -120,7 +120,7 @@ def execute(
 
 
 def free(action: Action, kept: Kept, sends: Sends) -> None:
-    """Drop what no later action needs. execute calls this after each action.
+    """Drop what no later action needs; execute calls this after each action.
 
     Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
     holds every send that has not been waited for, that of `action` too. Remove entries.
@@ -183,7 +183,7 @@ def with_torch(
     targets: Tensor,
     num_microbatches: int,
 ) -> float:
-    """Run a batch forward and backward with torch.distributed.pipelining; no comm.
+    """Run a batch forward and backward with torch.distributed.pipelining, without comm.
 
     Given: torch's default process group; `stage`, this rank's stage of n, perhaps with
     frozen or unused parameters; the full batch, whose inputs are valid on rank 0 only

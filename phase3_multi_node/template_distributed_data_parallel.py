@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients are all-reduced while backward() still computes.
+"""DistributedDataParallel: all-reduce gradients while backward() is still computing.
 
 Guide: phase3_multi_node/guide/distributed_data_parallel.md.
 Source: S. Li et al., PyTorch Distributed (arXiv 2006.15704), sections 3.2 and 4.2.
@@ -9,8 +9,8 @@ Cost: an all_reduce of S, most of it during backward(); S bytes of memory for bu
     bucket 0                     └─▶ all_reduce of 4, 3 ▒▒▒▒▒     wait, divide, unpack
     bucket 1                                         └─▶ of 2, 1 ▒▒▒▒▒▒▒▒
 
-backward() computes the last layer's gradient first. It can be sent while those of
-earlier layers are computed. One message per parameter costs too much latency: use
+backward() computes the last layer's gradient first, so you can send it while those of
+earlier layers are computed. One message per parameter costs too much latency, so use
 buckets. `python` with this file's name trains your class beside torch's.
 """
 
@@ -30,7 +30,7 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 
 
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Group the tensors, whose gradients come from the last to the first, in buckets.
+    """Group tensors into buckets; their gradients come from the last to the first.
 
     C1 Each tensor is in one bucket, in reverse order. A bucket is complete with its
        lowest-numbered tensor, and the buckets come in the order in which they are
@@ -51,8 +51,8 @@ def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Fill `flat`, in place, with all elements of the tensors, one after another.
 
     Given: `flat` has one dimension, as many elements, the same device and dtype, except
-    that it is float32 for float16: the sum of two such gradients may not fit into one.
-    A tensor may have any shape, also (), and may be non-contiguous.
+    that it is float32 for float16, where the sum of two gradients may not fit.
+    A tensor may have any shape, even (), and may be non-contiguous.
     C4 unpack restores, in place, the values that pack has copied into flat.
     """
     # TODO(distributed_data_parallel.buckets)
@@ -61,14 +61,14 @@ def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
 
 
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the elements of `flat` back into the tensors, in place: see `pack`."""
+    """Undo `pack`: copy the elements of `flat` back into the tensors, in place."""
     # TODO(distributed_data_parallel.buckets)
     # the reverse of pack
     raise NotImplementedError("distributed_data_parallel.buckets")
 
 
 class Bucket:
-    """Parameters whose gradients are sent in one message, `flat`: a copy of them."""
+    """Parameters whose gradients travel in one message, as a copy in `flat`."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
@@ -77,7 +77,7 @@ class Bucket:
         self.work: Work | None = None  # the all_reduce, once it has started
 
     def gradients(self) -> list[Tensor]:
-        """The .grad of its parameters, in their order."""
+        """Return the .grad of its parameters, in their order."""
         ready = [p.grad for p in self.parameters if p.grad is not None]
         if missing := len(self.parameters) - len(ready):
             raise RuntimeError(f"{missing} gradients of a bucket are not ready yet")
@@ -90,7 +90,7 @@ CommHook = Callable[[Comm, Bucket], Work]
 def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
     """Start to sum `bucket.flat` over the ranks, in place, and return at once.
 
-    `wait()` of the Work may do a part; when it returns, the sum is in `bucket.flat`.
+    The Work's `wait()` may do a part; once it returns, the sum is in `bucket.flat`.
     3.10 C3 No rank waits for a message while backward() computes.
     """
     # TODO(distributed_data_parallel.hooks)
@@ -99,12 +99,12 @@ def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
 
 
 class DistributedDataParallel(DataParallelModule):
-    """The module; when backward() returns, .grad is the mean over the ranks.
+    """Wraps a module so that backward() leaves the mean over the ranks in .grad.
 
-    Collective: every rank constructs it, from a module of the same architecture.
+    Collective: every rank constructs it from a module of the same architecture.
     Parameters and buffers become rank 0's. `comm_hook` replaces `start_all_reduce`.
-    With `find_unused_parameters` the ranks count in each step who has a batch and which
-    parameters have a gradient: see 3.23.
+    With `find_unused_parameters`, ranks count in each step who has a batch and which
+    parameters have a gradient; see 3.23.
 
     DataParallelModule, which is given, has forward(), and calls finalize_backward()
     before backward() returns. It keeps in `trainable` the parameters that require a
@@ -142,7 +142,7 @@ class DistributedDataParallel(DataParallelModule):
         raise NotImplementedError("distributed_data_parallel.hooks")
 
     def on_gradient(self, parameter: Tensor) -> None:
-        """In backward(): parameter.grad is complete."""
+        """Handle a complete parameter.grad during backward()."""
         if not self.syncs:
             return
         if not self.arrived:  # the first gradient of this backward()
@@ -185,7 +185,7 @@ class DistributedDataParallel(DataParallelModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Send nothing: backward() in this block only accumulates into .grad.
+        """Send nothing, so that backward() in this block only accumulates into .grad.
 
         3.11 C3 Under no_sync(), nothing is sent and .grad accumulates, even behind an
                 inner block. The first backward() after the outermost block sends, even
@@ -196,7 +196,7 @@ class DistributedDataParallel(DataParallelModule):
         raise NotImplementedError("distributed_data_parallel.finish")
 
     def find_unused(self, outputs: Any) -> list[Tensor]:
-        """The trainable parameters that backward() from these outputs cannot reach.
+        """Find the trainable parameters that backward() from these outputs can't reach.
 
         3.23 C2 A parameter that has no gradient on any rank keeps .grad = None.
         """
@@ -208,7 +208,7 @@ class DistributedDataParallel(DataParallelModule):
         raise NotImplementedError("distributed_data_parallel.unused")
 
     def without_gradient(self, parameter: Tensor) -> None:
-        """In backward(): `parameter` gets no gradient, but its bucket must be sent.
+        """Count a parameter without a gradient, because its bucket must still be sent.
 
         3.23 C1 A parameter that has no gradient on some ranks counts as zero there. It
                 is then in self.arrived and counted, as after on_gradient.
@@ -219,9 +219,9 @@ class DistributedDataParallel(DataParallelModule):
         raise NotImplementedError("distributed_data_parallel.unused")
 
     def join(self) -> Iterator[None]:
-        """After the last batch: take part in the remaining steps of the other ranks.
+        """Take part in the other ranks' remaining steps after the last batch.
 
-        `for _ in ddp.join(): optimizer.step()` after the last batch, on every rank.
+        Every rank runs `for _ in ddp.join(): optimizer.step()` after its last batch.
         Given: all_reduce_usage() returns usage, work; after work.wait() usage[r] is 1
         if rank r has a batch. finalize_backward() reads both, as self.usage_work.
         3.23 C3 The mean is over the ranks that have a batch, and the others send zeros,

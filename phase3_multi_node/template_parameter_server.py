@@ -1,21 +1,21 @@
-"""A parameter server: workers push gradients and pull weights, no rank sums them all.
+"""A parameter server, to which workers push gradients and from which they pull weights.
 
 Guide: phase3_multi_node/guide/parameter_server.md.
 Source: M. Li et al., Scaling Distributed Machine Learning with the Parameter Server
 (OSDI 2014), sections 3 and 4; Q. Ho et al., More Effective Distributed ML via a Stale
 Synchronous Parallel Parameter Server (NIPS 2013), section 2.
 Symbols: n = num_workers; S = the bytes of the weights; k = the number of servers.
-Cost: a worker sends S and receives S per step, about half of a ring. A server receives
-and sends n S / k: with k = 1 it is the star of 1.4.
+Cost: a worker sends and receives S per step, about half of a ring. A server receives
+and sends n S / k, so with k = 1 it is the star of 1.4.
 
     worker 0   push 1 ─┐        ┌─> weights     A pull names how many pushes the worker
     worker 1   push 1 ─┼ server ┼─> weights     has made. The server answers it, or
     worker 2   push 1 ─┘        └─> weights     returns None: not yet.
 
-A server here is a plain object with `handle(peer, message)`. It has no socket, no
-process and no thread. Who carries the messages offers a message that got None again
-after each later message. `peer` is the worker's rank, 0 … n - 1. How messages and the
-log's records become bytes is given: distlab/given/parameter_server.py.
+A server here is a plain object with `handle(peer, message)`, without a socket, a
+process or a thread. Whoever carries the messages offers one that got None again
+after each later message. `peer` is the worker's rank, 0 … n - 1. The format of messages
+and of the log's records is given in distlab/given/parameter_server.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from distlab.given.parameter_server import (
 
 
 def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
-    """Assign each tensor to a server: return the number of the server for each.
+    """Assign each tensor to a server; return the number of the server for each.
 
     Given: `sizes` are bytes, in any order. There may be no tensor, or fewer tensors
     than servers.
@@ -62,7 +62,7 @@ def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
 
 
 class Server(ABC):
-    """Given to all servers: their fields, and `handle`, which calls push and pull."""
+    """The servers' common fields, and `handle`, which calls push and pull; given."""
 
     def __init__(self, weights: Tensor, num_workers: int, lr: float) -> None:
         self.weights = weights.clone()
@@ -70,14 +70,14 @@ class Server(ABC):
 
     @abstractmethod
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Take the gradient of the `number`-th push of `rank`, also with inf or nan."""
+        """Take the gradient of `rank`'s `number`-th push, even with inf or nan."""
 
     @abstractmethod
     def pull(self, rank: int, number: int) -> Tensor | None:
-        """The weights for `rank`, which has pushed `number` times; None: not yet."""
+        """Return `rank`'s weights after its `number` pushes; None means not yet."""
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """Answer one message: a push at once, a pull when `pull` has the weights."""
+        """Answer a push at once, and a pull when `pull` has the weights."""
         kind, number, values = decode(message)
         if kind == PUSH:
             self.push(peer, number, values)
@@ -87,7 +87,7 @@ class Server(ABC):
 
 
 class SyncServer(Server):
-    """All workers take the same step: the server waits for the gradient of each."""
+    """Keeps all workers in the same step by waiting for the gradient of each."""
 
     def __init__(self, weights: Tensor, num_workers: int, lr: float) -> None:
         super().__init__(weights, num_workers, lr)
@@ -95,7 +95,7 @@ class SyncServer(Server):
         self.gradients: dict[int, Tensor] = {}  # by rank: those of the current step
 
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Keep the gradient; with the last one of a step, take the step.
+        """Keep the gradient, and take the step with the last one of it.
 
         Given: each worker pushes once in a step, and pulls before it pushes again.
 
@@ -110,7 +110,7 @@ class SyncServer(Server):
         raise NotImplementedError("parameter_server.sync")
 
     def pull(self, rank: int, number: int) -> Tensor | None:
-        """The weights after `number` steps, or None as long as they are not computed.
+        """Return the weights after `number` steps, or None until they are computed.
 
         C4 A pull is answered as soon as its step has been taken, and not before.
         Example: 2 workers; worker 0 has pushed once and pulls: None. Worker 1 pushes:
@@ -123,10 +123,10 @@ class SyncServer(Server):
 
 
 class StaleServer(Server):
-    """Workers do not wait for a step; at most for a worker that is too far behind.
+    """Lets workers wait only for a worker that is too far behind.
 
     `bound` is how many pushes a worker may be ahead of the slowest worker when it
-    pulls. With None it never waits: asynchronous. With 0 all workers go in step.
+    pulls. With None it never waits (asynchronous), and with 0 all workers go in step.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class StaleServer(Server):
         raise NotImplementedError("parameter_server.staleness")
 
     def pull(self, rank: int, number: int) -> Tensor | None:
-        """The weights of this moment, or None while `rank` is too far ahead.
+        """Return the current weights, or None while `rank` is too far ahead.
 
         C2 A pull waits only while its worker is more than `bound` pushes ahead of the
            slowest worker. If bound is None, it never waits.
@@ -164,7 +164,7 @@ class StaleServer(Server):
         raise NotImplementedError("parameter_server.staleness")
 
     def on(self, event: object, now_s: float) -> list[object]:
-        """Note whose process has ended; afterwards all that wait are offered again."""
+        """Note whose process has ended; then everyone waiting is offered again."""
         if isinstance(event, PeerGone):
             self.gone.add(event.peer)
         return []
@@ -174,11 +174,11 @@ class StaleServer(Server):
 
 
 class DurableServer(Server):
-    """Counts each push once, and has every push it acknowledged after a restart.
+    """Counts each push once, and keeps every acknowledged push across a restart.
 
-    A message can be lost, and so can its reply: the worker then sends the push again,
+    A message or its reply can get lost, and the worker then sends the push again
     with the same number. A message can also arrive twice, and the copy late. The
-    process can be killed at any time; `disk` is all that the next one has.
+    process can be killed at any time, and the next one has only `disk`.
     """
 
     def __init__(
@@ -190,12 +190,12 @@ class DurableServer(Server):
         self.recover()
 
     def apply(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Change the weights by one push, in memory only."""
+        """Apply one push to the weights, in memory only."""
         self.weights -= self.lr / self.num_workers * gradient
         self.clocks[rank] = number
 
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Apply a new push, once it is in the log; the caller then replies "ok".
+        """Apply a new push once it is in the log; the caller then replies "ok".
 
         Given: a worker sends push `number` + 1 only after it was told that push
         `number` is done. Also: pack_record, apply, disk.append, disk.sync.
@@ -211,7 +211,7 @@ class DurableServer(Server):
         raise NotImplementedError("parameter_server.exactly_once")
 
     def recover(self) -> None:
-        """Apply the pushes of the log, and make the log ready for the next push.
+        """Apply the log's pushes, and prepare the log for the next push.
 
         Given: read_records, apply, and the disk: read, write, sync, rename,
         sync_folder, names. At the first start there is no LOG.
@@ -228,7 +228,7 @@ class DurableServer(Server):
         raise NotImplementedError("parameter_server.exactly_once")
 
     def pull(self, rank: int, number: int) -> Tensor | None:
-        """The weights of this moment: asynchronous."""
+        """Return the current weights, asynchronously."""
         return self.weights
 
 
@@ -238,7 +238,7 @@ class DurableServer(Server):
 def clocks_after(
     bound: int | None, seconds: Sequence[float], end_s: float
 ) -> list[int]:
-    """The pushes of each worker in `end_s` seconds; worker r needs seconds[r] for one.
+    """Count each worker's pushes in `end_s` seconds; worker r needs seconds[r] for one.
 
     Messages take no time here. A worker pushes, waits for its pull, then computes.
     """

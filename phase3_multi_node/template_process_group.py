@@ -5,8 +5,8 @@ Source: torch.distributed's TCPStore, and the agent of torch.distributed.elastic
 Symbols: n = world_size; a generation is one start of all ranks, counted from 1.
 Cost: one message and one reply for each operation of the store.
 
-Both classes are plain objects. They open no connection, start no process and read no
-clock: what happens is an argument, what to do about it is the return value.
+Both classes are plain objects, which open no connection, start no process and read no
+clock. You pass them what happens, and they return what to do about it.
 
     process ── join, set, get … ──▶ Rendezvous.answer ──▶ a reply, or None: not yet
     Begin, Ended, Tick, Interrupted ──▶ Launcher.on ──▶ Start, Signal, WakeAt, Finish
@@ -41,7 +41,7 @@ from distlab.given.launching import (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One message of a process; a field that its operation does not need is empty."""
+    """One message of a process; fields that its operation doesn't need are empty."""
 
     op: str  # join, set, get, wait, add or compare_set
     generation: int  # of the process that sends it
@@ -53,11 +53,11 @@ class Request:
 
 
 class RefusedError(ValueError):
-    """The process gets this sentence instead of a reply."""
+    """A refusal, whose sentence the process gets instead of a reply."""
 
 
 class Rendezvous:
-    """A service with which n processes become the ranks 0 … n - 1 of one generation."""
+    """A service that makes n processes the ranks 0 … n - 1 of one generation."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -66,7 +66,7 @@ class Rendezvous:
         self.values: dict[str, str] = {}  # of this generation
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """Answer a message, both JSON. None: not yet; it will be offered again."""
+        """Answer a message, both in JSON; None means not yet: offer it again."""
         request = Request(**json.loads(message))
         try:
             self.enter_generation(request.generation)
@@ -76,10 +76,10 @@ class Rendezvous:
         return None if reply is None else json.dumps({"reply": reply}).encode()
 
     def enter_generation(self, generation: int) -> None:
-        """Refuse a message of an older generation; begin a newer one.
+        """Refuse a message of an older generation, and begin a newer one.
 
-        Called first, for every message. After a restart a process of the generation
-        before may still run. It must not change what the new processes share.
+        It is called first, for every message. After a restart, a process of the last
+        generation may still run, but it must not change what the new processes share.
 
         C4 An older generation is refused with RefusedError, and nothing changes. A
            newer one becomes the current one, without members and without values.
@@ -91,7 +91,7 @@ class Rendezvous:
         raise NotImplementedError("process_group.rendezvous")
 
     def answer(self, request: Request) -> str | int | None:
-        """Return the reply to one request of the current generation, or None: not yet.
+        """Return the reply to a request of the current generation; None means not yet.
 
             set key value        store it
             get key              the value, once there is one
@@ -116,10 +116,10 @@ class Rendezvous:
         raise NotImplementedError("process_group.rendezvous")
 
     def join(self, name: str) -> int | None:
-        """Return the rank of this process once n have joined; None: not yet.
+        """Return the rank of this process once n have joined; None means not yet.
 
-        Until it is answered, the same message is offered again and again. A process
-        that lost the reply also asks again, under the same name.
+        Until you answer, the same message is offered again and again. A process
+        that lost the reply also asks again under the same name.
 
         C3 Once all n names have joined, they get the ranks 0 to n - 1, in any order. A
            name that asks again gets the same rank, and one more name is refused.
@@ -135,7 +135,7 @@ class Rendezvous:
 
 
 class Launcher:
-    """Starts all ranks; if one fails it stops the others and starts all again.
+    """Starts all ranks; if one fails, it stops the others and restarts them all.
 
     Events: Begin(), once and first; Ended(rank, code), where code -s means signal s;
     Interrupted(signal), when the launcher itself got it; Tick(), when time has passed.
@@ -183,7 +183,7 @@ class Launcher:
         raise NotImplementedError("process_group.launch")
 
     def start_all(self) -> list[Action]:
-        """Begin the next generation: nothing of the one before may act on it.
+        """Begin the next generation, on which nothing of the previous one may act.
 
         It starts every rank, with a Start each.
         In torch.distributed: TORCHELASTIC_RESTART_COUNT is the generation minus 1
@@ -193,9 +193,9 @@ class Launcher:
         raise NotImplementedError("process_group.launch")
 
     def stop(self, code: int, now_s: float) -> list[Action]:
-        """Stop all that are alive, because of this code; -s stands for signal s.
+        """Stop all ranks that are alive because of this code; -s stands for signal s.
 
-        The processes that are stopped end, too, most of them with code -15. Their
+        The processes that you stop end as well, most of them with code -15. Their
         codes say nothing about the cause.
 
         Each rank that is alive gets SIGTERM, once per generation, and a WakeAt asks for
@@ -208,9 +208,9 @@ class Launcher:
         raise NotImplementedError("process_group.launch")
 
     def restart_or_finish(self, now_s: float) -> list[Action]:
-        """Decide what comes next: all processes have ended.
+        """Decide what comes next once all processes have ended.
 
-        A rank that fails at once would be restarted forever, so restarts are limited.
+        A rank that fails at once would restart forever, so we limit restarts.
         In torch.distributed: torchrun --max-restarts, counted over its whole life
         """
         # TODO(process_group.launch)

@@ -1,4 +1,4 @@
-"""All-reduce on a ring: every rank sends equally much, and no link is the bottleneck.
+"""All-reduce on a ring, where all ranks send equally much and no link is a bottleneck.
 
 Guide: phase3_multi_node/guide/ring_allreduce.md.
 Source: P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters
@@ -33,7 +33,7 @@ from distlab.comm import Comm, Work
 
 
 def chunk_bounds(length: int, num_chunks: int) -> list[tuple[int, int]]:
-    """Split `length` elements into `num_chunks` chunks: return a (start, end) for each.
+    """Split `length` elements into `num_chunks` chunks; return a (start, end) for each.
 
     C1 The chunks follow each other from 0 to length, so no element is lost or repeated.
     C2 No two sizes differ by more than one.
@@ -49,7 +49,7 @@ def chunk_bounds(length: int, num_chunks: int) -> list[tuple[int, int]]:
 
 
 def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
-    """Sum one chunk per rank over all ranks, in place; return the number of the chunk.
+    """Sum one chunk per rank over all ranks, in place; return this rank's chunk number.
 
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. Its n chunks are those of chunk_bounds. Afterwards the other
@@ -98,7 +98,7 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
 
 def split_segments(tensor: Tensor, num_chunks: int, segment_bytes: int) -> list[Tensor]:
-    """All segments of `tensor`, as views: those of chunk 0, then those of chunk 1, ….
+    """Return all segments of `tensor` as views: those of chunk 0, then of chunk 1, ….
 
     All chunks have equally many segments, of at most `segment_bytes` or one element.
     """
@@ -131,7 +131,7 @@ class Op(NamedTuple):
 
 @functools.cache
 def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
-    """The operations of `rank` in a ring all-reduce, in order.
+    """Return the operations of `rank` in a ring all-reduce, in order.
 
     Given: world_size is at least 2. Each chunk has `num_segments` segments; those of
     chunk c are numbered from c · num_segments. There are two receive buffers. The k-th
@@ -158,7 +158,7 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
 def pipelined_all_reduce(
     comm: Comm, tensor: Tensor, segment_bytes: int = 1 << 21
 ) -> None:
-    """Replace every rank's `tensor` by the sum; add while messages are in flight.
+    """Replace every rank's `tensor` by the sum, adding while messages are in flight.
 
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
@@ -193,7 +193,7 @@ def pipelined_all_reduce(
 
 
 def draw(plan: Sequence[Op]) -> str:
-    """A plan as a table: a row per operation, a column per segment and receive buffer.
+    """Draw a plan: a row per operation, a column per segment and receive buffer.
 
     <  irecv starts    >  isend starts    |  in flight    w  waited for    +  added
     """

@@ -1,11 +1,11 @@
-"""Checkpoints with torch's own functions: torch.distributed.checkpoint (DCP).
+"""Save checkpoints with torch's own functions: torch.distributed.checkpoint (DCP).
 
 Guide: phase4_production/guide/checkpoint_port.md.
 Source: torch.distributed.checkpoint of torch 2.13.
 Symbols: n = dist.get_world_size().
 Cost: a save stops training for one copy of the state in memory.
 
-There is no comm in this file: everything goes through torch's process groups.
+There is no comm in this file, because everything goes through torch's process groups.
 
     4.3    shards, then a manifest          dcp.save: shards, then .metadata
     4.4    the newest one that is complete  your choice of folder, then dcp.load
@@ -45,7 +45,7 @@ def own_name() -> str:
 
 
 class Saver:
-    """Writes checkpoints into `folder`, which all ranks see; training goes on.
+    """Writes checkpoints to `folder`, which all ranks share, while training continues.
 
     Collective: every rank makes one, and calls save() and wait() in the same order.
 
@@ -95,7 +95,7 @@ class Saver:
 def load(
     folder: str, model: nn.Module, optimizer: Optimizer, own: Tensor
 ) -> int | None:
-    """Set model, optimizer and `own` in place; return the step; None if there is none.
+    """Load model, optimizer and `own` in place; return the step, or None without one.
 
     Given: `model` is sharded over the ranks that there are now, perhaps not as many as
     saved it. Nothing else is in `folder`; it may not be there. One that is there and

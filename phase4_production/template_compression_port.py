@@ -5,7 +5,7 @@ Source: torch.nn.parallel of torch 2.13, DDP Communication Hooks.
 Symbols: n = dist.get_world_size(); k = the elements of a bucket that a rank sends.
 Cost: a rank sends (n-1)·k indices and values for a bucket, as in 4.10.
 
-There is no comm in this file: everything goes through torch's process group.
+There is no comm in this file, because everything goes through torch's process group.
 
     here, with comm (4.10)             with torch
     hook(comm, bucket) -> Work         hook(state, bucket) -> Future[Tensor]
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 @dataclass
 class TopKState:
-    """What the hook of one model keeps; DDP gives it to each call of the hook."""
+    """The state of one model's hook, which DDP passes to each call of the hook."""
 
     ratio: float
     residuals: dict[Any, Tensor] = field(default_factory=dict)  # its keys: you decide
@@ -38,12 +38,12 @@ def top_k_hook(
     state: TopKState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # mypy cannot see it
 ) -> torch.futures.Future[Tensor]:
-    """A hook: every rank sends only its k largest gradients, with their indices.
+    """Send only each rank's k largest gradients, with their indices; a hook for DDP.
 
     k = max(1, int(ratio · elements of the bucket)), by magnitude, as in 4.10. The
     future's value is a tensor like bucket.buffer(); DDP copies it into every .grad.
     Given: torch's default process group, gradients of one dtype. After the first step
-    DDP builds its buckets anew: a parameter may be in a bucket of another index then.
+    DDP rebuilds its buckets, so a parameter may move to a bucket of another index.
 
     C1 .grad is 1/n of the sum of what the ranks have sent, and zero where none sent.
     C2 What a rank did not send is added to the same parameter's next gradient. Nothing

@@ -3,7 +3,7 @@
 Guide: phase4_production/guide/elastic.md.
 Source: torch.distributed.elastic, its rendezvous; Elastic Horovod, its documentation.
 Symbols: N = the samples of an epoch; G = global_batch_size; n = world_size.
-Cost: no communication in this file; both parts decide, others act.
+Cost: no communication in this file, because both parts decide and others act.
 
     generation 1   a b c d     4 ranks, 2 steps      samples  0 … 2G - 1
                      x   x     two processes end
@@ -11,8 +11,8 @@ Cost: no communication in this file; both parts decide, others act.
                    a c + e     one process joins
     generation 3   a c e       3 ranks               samples 3G … N - 1
 
-What stays when n changes: the order of the samples, G, and the state of one survivor.
-What is computed again: the ranks, the shards, and the steps of accumulation.
+When n changes, we keep the order of the samples, G, and the state of one survivor.
+We compute the ranks, the shards, and the steps of accumulation again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def resplit(
     history: Sequence[Sequence[int]],
     world_size: int,
 ) -> list[list[list[int]]]:
-    """Each rank's samples in each step of the rest of an epoch: plan[rank][step].
+    """Plan each rank's samples in each step of the rest of an epoch: plan[rank][step].
 
     Given: `order` is the shuffle of the epoch, each sample once. `history` has a list
     for each world size that this epoch has had: how many steps of its plan each rank
@@ -69,13 +69,13 @@ def resplit(
 
 
 class Membership:
-    """Decides who is a rank of the next generation, and whose state all of them take.
+    """Decides who becomes a rank of the next generation, and whose state they all take.
 
-    A plain object: it reads no clock and sends nothing. Events: Join, Lost, Tick.
+    A plain object that reads no clock and sends nothing. Events: Join, Lost, Tick.
     Actions: Regroup, Form, Refuse, WakeAt, Stop; see distlab/given/elastic.py.
 
-    In a round members join, until a Form ends it and a generation trains. The first
-    round begins at once; before it there are no members.
+    In a round, members join until a Form ends it and a generation trains. The first
+    round begins at once, and before it there are no members.
 
     C1 A round begins with the Join of a member of this generation, with that of a new
        member if fewer than max_members train, and with the loss of a member of this
@@ -149,7 +149,7 @@ class Membership:
         return actions
 
     def join(self, event: Join) -> list[Action]:
-        """Note a member that waits, or refuse it.
+        """Note a member that is waiting, or refuse it.
 
         Given: begin_round, which asks all that are unheard. A new member has the
         generation 0. No generation is higher than the current one.
@@ -182,7 +182,7 @@ class Membership:
         return [Regroup(asked)] if asked else []
 
     def end_round(self, now_s: float) -> list[Action]:
-        """Form, stop, or wait: called after each event of a round.
+        """Form, stop, or wait; called after each event of a round.
 
         Given: form, stop, is_majority. could_form and deadline_s are False and inf when
         a round begins.
@@ -197,14 +197,14 @@ class Membership:
 
     @property
     def unheard(self) -> list[str]:
-        """The members of this generation that may be alive and have not joined."""
+        """Return this generation's members that may be alive and haven't joined."""
         return [m for m in self.members if m not in {*self.joined, *self.ended}]
 
     @property
     def is_majority(self) -> bool:
-        """Whether no other part of a divided job can form a generation, too.
+        """Return True if no other part of a divided job can form a generation as well.
 
-        When the network is divided, two of these objects may live, one on each side.
+        When the network is divided, two of these objects may exist, one on each side.
         Both know this generation, and each hears only the members on its side.
 
         Clause C6 says on which side it is True.
@@ -228,7 +228,7 @@ class Membership:
         raise NotImplementedError("elastic.resize")
 
     def stop(self) -> list[Action]:
-        """Give up; nothing is decided afterwards."""
+        """Give up, and decide nothing afterwards."""
         self.is_stopped = True
         few = f"{len(self.joined)} of at least {self.min_members} members joined"
         is_few = len(self.joined) < self.min_members

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run writes down can be read again, after a crash at any moment.
+"""Checkpoints that you can read again after a crash at any moment.
 
 Guide: phase4_production/guide/fault_tolerance.md.
 Source: T. Pillai et al., All File Systems Are Not Created Equal (OSDI 2014), section 2;
@@ -34,9 +34,9 @@ from distlab.given.training_state import Run, State
 
 
 def write_file(disk: Disk, name: str, data: bytes) -> None:
-    """Write a file: after a crash at any moment it has all of `data`, or is not there.
+    """Write a file that after a crash at any moment has all of `data` or doesn't exist.
 
-    Given: name + TEMPORARY, the name while it is written.
+    Given: name + TEMPORARY, the name while you write it.
 
     C1 When write_file returns, the data and the name are durable. Until then, a file
        that had this name is still there in full.
@@ -70,7 +70,7 @@ def save(
     meta: Mapping[str, JSON],
     keep: int = 2,
 ) -> None:
-    """Save a checkpoint: a shard of each rank, and then the manifest.
+    """Save a checkpoint: first a shard of each rank, then the manifest.
 
     Collective; `step` and `keep` >= 1 are equal on all ranks, `tensors` and `meta` are
     this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
@@ -93,7 +93,7 @@ def save(
 
 
 def load(disk: Disk) -> Checkpoint | None:
-    """The newest checkpoint that is complete; None if there is no manifest at all.
+    """Load the newest complete checkpoint; None if there is no manifest at all.
 
     Given: given.decode_manifest and decode_shard raise ValueError.
 
@@ -114,7 +114,7 @@ def load(disk: Disk) -> Checkpoint | None:
 
 
 def full_state(run: Run) -> tuple[State, State]:
-    """All that a run needs to go on as if it had never stopped: (shared, own).
+    """Return all a run needs to continue as if it had never stopped: (shared, own).
 
     Each entry is in one of the two: "parameters" and "buffers" by name, a tied one
     once; "master" in order; "optimizer"; each of run.parts by its name; "random"; if
@@ -136,8 +136,8 @@ def full_state(run: Run) -> tuple[State, State]:
 def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) -> None:
     """Continue on `size` ranks from what full_state returned: `owns` on each rank.
 
-    `run` was made like the one that was saved. A model with other parameters or buffers
-    is refused, and not changed: training_state.require_same_model raises ValueError.
+    `run` was made like the saved one. If the model has other parameters or buffers,
+    training_state.require_same_model raises ValueError before it is changed.
 
     C3 On as many ranks as before, all later steps are bit-equal to those without a
        stop.
@@ -155,7 +155,7 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
 
 
 class AsyncSaver:
-    """Saves in a thread: training waits only while the tensors are copied.
+    """Saves in a thread, so that training waits only while tensors are copied.
 
     All ranks construct it, and call save and wait in the same order.
     """
@@ -171,7 +171,7 @@ class AsyncSaver:
     def save(
         self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]
     ) -> None:
-        """Start to save; when it returns, `tensors` and `meta` may be changed.
+        """Start to save; once it returns, you may change `tensors` and `meta`.
 
         Collective. Given: self.copies.of(tensors), which uses its memory again.
 
@@ -188,13 +188,13 @@ class AsyncSaver:
         raise NotImplementedError("fault_tolerance.async_save")
 
     def run(self, step: int, tensors: dict[str, Tensor], meta: Any) -> None:
-        """In the thread: save, and keep the error, if there is one."""
+        """Save in the thread, and keep the error, if there is one."""
         # TODO(fault_tolerance.async_save)
         # an exception that leaves a thread is lost
         raise NotImplementedError("fault_tolerance.async_save")
 
     def wait(self) -> None:
-        """Return when no save is under way; raise the last one's error, once."""
+        """Wait until no save is under way; raise the last one's error, once."""
         # TODO(fault_tolerance.async_save)
         # the error of an earlier save must not be raised again for a later one
         raise NotImplementedError("fault_tolerance.async_save")

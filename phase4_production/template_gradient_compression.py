@@ -1,4 +1,4 @@
-"""Gradient compression: fewer bytes per step, and what was not sent is not lost.
+"""Gradient compression: send fewer bytes per step, without losing what wasn't sent.
 
 Guide: phase4_production/guide/gradient_compression.md.
 Source: Y. Lin et al., Deep Gradient Compression (arXiv 1712.01887), section 3.1;
@@ -14,8 +14,8 @@ sends 2(n-1)/n · N bytes.
     sent, k = 1     5                   sent, k = 1             4
     residual        0  -1   2   1       residual        1  -2   0   2
 
-A hook is called in backward() with a bucket whose gradients are ready: see 3.10. It
-starts messages and returns a Work at once. When its wait() returns, the sum over the
+backward() calls a hook with a bucket whose gradients are ready; see 3.10. The hook
+starts messages and returns a Work at once. Once its wait() returns, the sum over the
 ranks is in bucket.flat, which may be float32, float64 or another floating-point dtype.
 Given are fp16, bf16 and Sign, and:
 
@@ -41,7 +41,7 @@ from distlab.given.compression import (
 
 
 def largest(values: Tensor, ratio: float) -> Tensor:
-    """The indices, int32, of the k elements with the largest magnitude, in any order.
+    """Return the int32 indices of the k elements largest in magnitude, in any order.
 
     Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
     counts as larger than any number, as torch sorts it.
@@ -57,7 +57,7 @@ def largest(values: Tensor, ratio: float) -> Tensor:
 
 
 class TopK:
-    """A comm_hook: every rank sends only its k largest gradients, with their indices.
+    """A comm_hook that sends only each rank's k largest gradients and their indices.
 
     In torch.distributed: no such hook is built in; see 4.18
     """
@@ -89,7 +89,7 @@ class TopK:
 
 
 class Int8:
-    """A comm_hook: the ranks sum integers of one byte, and one scale for all.
+    """A comm_hook that sums one-byte integers, with one scale for all ranks.
 
     In torch.distributed: quantization hooks, which gather and do not sum
     """
@@ -101,7 +101,7 @@ class Int8:
         """Start to agree on the scale; the Work's wait() sends the integers.
 
         Collective, as TopK. torch.int8 holds -128 … 127, and a sum beyond that wraps
-        around without an error. So more than 127 ranks are refused.
+        around without an error, so more than 127 ranks are refused.
 
         A scale is what the number 1 stands for, and all ranks must have the same one.
         C1 Each element is within n scales of the ranks' sum, with the smallest scale
@@ -128,7 +128,7 @@ class Int8:
 
 
 class PowerSGD:
-    """A comm_hook: each matrix M is sent as P Qᵀ, two matrices with R columns.
+    """A comm_hook that sends each matrix M as P Qᵀ, two matrices with R columns.
 
     In torch.distributed: powerSGD_hook.powerSGD_hook
     """
@@ -142,9 +142,9 @@ class PowerSGD:
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """Start to sum P; the Work's wait() sums Q.
 
-        M is the gradient plus the residual. Each rank can multiply only its own M: a
+        M is the gradient plus the residual. Each rank can multiply only its own M. A
         product M Q begins with the Q of the step before, a product Mᵀ P gives the next
-        one. You decide what is summed when, and at which moment the columns of P must
+        one. You decide what to sum when, and at which moment the columns of P must
         be orthonormal: P Qᵀ then stands for the sum of all M.
         Given: self.factors is used like self.residuals, and has a list: one Q, shape
         (columns, R), for each matrix. split(bucket, t), with t like bucket.flat: its

@@ -1,4 +1,4 @@
-"""Monitoring: what each rank records in a step, and what the records say together.
+"""Monitoring: record each rank's steps, and find out what the records say together.
 
 Guide: phase4_production/guide/monitoring.md.
 Source: Z. Jiang et al., MegaScale (NSDI 2024), section 5, for per-rank records and
@@ -10,7 +10,7 @@ Cost: one all_gather of 8 numbers per rank and step.
     rank 1   data ██ compute ███████████ communication ░   the slow one
     rank 2   data █ compute ██████ communication ░░░░░░░   waits for rank 1
 
-What a rank recorded of a step is a Record: rank, data_s, compute_s, communication_s,
+A rank records each step in a Record: rank, data_s, compute_s, communication_s,
 loss, num_samples, num_nonfinite, checksum. Shares of a step: data, compute,
 communication. A StepReport: shares, a dict by rank; loss; samples_per_s.
 """
@@ -45,7 +45,7 @@ LATE = 1.5  # times as long as the others: then a rank is late
 
 
 def now_s() -> float:
-    """The seconds of a clock. Only the difference of two calls has a meaning.
+    """Read a clock in seconds; only the difference of two calls has a meaning.
 
     C1 The clock only goes forward, even when the machine's time of day is corrected,
        and it counts the seconds in which this process waits. The seconds of a part add
@@ -59,7 +59,7 @@ def now_s() -> float:
 
 
 class StepTimer:
-    """Seconds of each part of a step: `with timer.measure("compute"):` around it."""
+    """Times the parts of a step; put `with timer.measure("compute"):` around each."""
 
     def __init__(self, clock: Callable[[], float] = now_s) -> None:
         self.clock = clock
@@ -67,9 +67,9 @@ class StepTimer:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Add the seconds that the block takes to those of `part`.
+        """Add the block's seconds to those of `part`.
 
-        A part may be measured several times in a step, and its seconds add up. If the
+        You may measure a part several times in a step, and its seconds add up. If the
         block raises, its seconds may count or not.
         Example: data 0.5 s, data 0.25 s → data 0.75 s. Check: distlab check 4.1
         """
@@ -104,7 +104,7 @@ def step_report(records: Sequence[Record]) -> StepReport:
 
 
 def gather_records(comm: Comm, record: Record) -> list[Record]:
-    """Collective: the records of all ranks, on every rank, in the order of comm.rank.
+    """Gather all ranks' records on every rank, in the order of comm.rank; collective.
 
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
@@ -122,16 +122,16 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
 
 
 def suspects(steps: Sequence[Sequence[Record]]) -> Suspects:
-    """All three, from steps in order; each has a record of each rank, in any order."""
+    """Run all three on steps in order, each with a record of each rank in any order."""
     return Suspects(stragglers(steps), desynchronized(steps[-1]), nan_origin(steps))
 
 
 def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
-    """The ranks for which the others wait again and again, in ascending order.
+    """Find the ranks for which the others wait again and again, in ascending order.
 
     A rank is late in a step if its own time is more than LATE times the median of the
     other ranks' own times: the time in which it doesn't wait for them. You decide which
-    parts of a Record that is. A rank that is alone is never late.
+    parts of a Record that is. A rank on its own is never late.
 
     C1 The ranks that are late in more than half of the steps are the stragglers.
     Check: distlab check 4.2
@@ -145,7 +145,7 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
 
 
 def desynchronized(records: Sequence[Record]) -> list[int]:
-    """The ranks whose weights differ from those of the others, in ascending order.
+    """Find the ranks whose weights differ from the others', in ascending order.
 
     C2 Desynchronized are the ranks whose checksum isn't the one that more than half of
        the ranks have, and all ranks if there is no such checksum.
@@ -158,7 +158,7 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 
 
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
-    """The ranks in whose own gradients an inf or nan came up first, ascending.
+    """Find the ranks whose own gradients first had an inf or nan, in ascending order.
 
     C3 The inf or nan came from the ranks that had one when it could not yet have come
        from another rank, since the sum brings it into the weights of all. The list is
@@ -172,7 +172,7 @@ def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
 
 
 def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
-    """How many elements are inf, -inf or nan; a gradient may be None.
+    """Count the elements that are inf, -inf or nan; a gradient may be None.
 
     Every such element counts, for any shape and strides.
     Check: distlab check 4.2
@@ -183,9 +183,9 @@ def count_nonfinite(gradients: Iterable[Tensor | None]) -> int:
 
 
 def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) -> int:
-    """Collective: average the gradients over the ranks, in place.
+    """Average the gradients over the ranks, in place; collective.
 
-    It returns count_nonfinite of this rank's own gradients.
+    Return count_nonfinite of this rank's own gradients.
 
     C4 Every such element of this rank's own gradients counts, for any shape and
        strides. The seconds of the collectives, until they end, count as
@@ -201,7 +201,7 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """The same time as spans that do not overlap, in ascending order.
+    """Merge spans of time into spans that don't overlap, in ascending order.
 
     Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
     there may be none.
@@ -216,7 +216,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
-    """The µs in which the rank communicates and does not compute. Given: merge.
+    """Return the µs in which the rank communicates but doesn't compute. Given: merge.
 
     C2 Time that several spans share counts once.
     Check: distlab check 4.19
@@ -229,7 +229,7 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 
 
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
-    """Why the communication of a backward() is exposed. Both lists take more than 0 µs.
+    """Say why a backward()'s communication is exposed. Both lists take more than 0 µs.
 
     C3 It returns the first that holds, with all times merged: "hidden" if at most 20 %
        of the communication is exposed; "partial" if at least 20 % of the shorter of

@@ -1,18 +1,18 @@
-"""Recovery: which rank has failed, and how the others go on without a restart.
+"""Recovery: find out which rank has failed, and let the others continue.
 
 Guide: phase4_production/guide/recovery.md.
 Source: Z. Jiang et al., MegaScale (NSDI 2024), section 4, for an agent that watches
 the ranks; the agent of torch.distributed.elastic, for restarts within a limit.
 Symbols: n = world_size; a generation is one group of n processes, counted from 1.
 
-`Supervisor` starts no process and reads no clock: events in, actions out.
+`Supervisor` starts no process and reads no clock. It turns events into actions.
 
     reports ──▶ detect ──▶ Frozen ─┐
     processes ─ Ready, Ended ──────┼─▶ Supervisor.on ──▶ Start, Signal, Form,
     ranks ───── Completed ─────────┘                     WakeAt, Finish
 
-A process has its own number, which is not its rank. It imports everything, says Ready
-and waits. A Form gives it a rank, or it stays a standby.
+A process has its own number, which isn't its rank. It imports everything, says Ready
+and waits until a Form gives it a rank; until then, it is a standby.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ SLOW = 2.0  # times the usual step: then a rank is late
 
 
 def usual_step_s(reports: Sequence[Report]) -> float:
-    """How long a step of this run takes, with its usual jitter; inf: unknown.
+    """Estimate how long a step takes, with its usual jitter; inf means unknown.
 
-    Two neighbors in `steps` give a duration, that of one step, also where a report
+    Two neighbors in `steps` give the duration of one step, even if a report
     lacks steps between them. All ranks' durations count together.
 
     C1 The usual step is the median of the durations plus the usual jitter, which is the
@@ -70,11 +70,11 @@ def usual_step_s(reports: Sequence[Report]) -> float:
 def detect(
     reports: Sequence[Report], now_s: float, *, patience: float = 10.0
 ) -> Condition:
-    """Say which ranks are dead, frozen, or merely slow; all others are in no list.
+    """Say which ranks are dead, frozen, or merely slow; list no others.
 
     A rank is idle since the later of since_s and the time of its newest step. The
-    limit is patience * usual_step_s(reports). A heartbeat comes from another thread: it
-    goes on while the trainer hangs.
+    limit is patience * usual_step_s(reports). A heartbeat comes from another thread, so
+    it continues while the trainer hangs.
 
     C2 A rank is dead if its process has ended, and is then in no other list.
     C3 A rank is frozen if it has been idle for longer than the limit without a reason.
@@ -96,7 +96,7 @@ def detect(
 
 
 class Supervisor:
-    """Keeps n processes training: replaces those that end, or gives up.
+    """Keeps n processes training by replacing those that end, or gives up.
 
     Events and actions: distlab/given/recovering.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
@@ -159,7 +159,7 @@ class Supervisor:
         raise NotImplementedError("recovery.supervise")
 
     def start(self, num: int) -> list[Action]:
-        """Start this many processes. Their numbers are new.
+        """Start this many processes, with new numbers.
 
         At Begin, they are world_size + num_standbys.
         """
@@ -168,7 +168,7 @@ class Supervisor:
         raise NotImplementedError("recovery.supervise")
 
     def form(self) -> list[Action]:
-        """Form a group as soon as each rank has a process; [] if it is not needed.
+        """Form a group as soon as each rank has a process; [] if none is needed.
 
         A group is needed before the first one, and once a member has failed.
 
@@ -182,11 +182,11 @@ class Supervisor:
         raise NotImplementedError("recovery.supervise")
 
     def handle_end(self, process: int, code: int, now_s: float) -> list[Action]:
-        """Decide what the end of a process means: work done, a failure, or neither.
+        """Decide if the end of a process means work done, a failure, or neither.
 
-        While the group is whole, a member that ends with 0 is done: its rank needs no
-        process. One that ends with another code is a failure: the group is not whole
-        any more, and until it is again, no end is a further failure.
+        While the group is whole, a member that ends with 0 is done, and its rank needs
+        no process. One that ends with another code is a failure, which breaks the
+        group. Until it is whole again, further ends belong to the same failure.
 
         When all members are done, stop with 0. As long as some are done and none has
         failed, no process is started. Otherwise replace processes, and form a group if
@@ -201,9 +201,9 @@ class Supervisor:
         raise NotImplementedError("recovery.supervise")
 
     def replace(self, now_s: float) -> list[Action]:
-        """Start processes until n + num_standbys are alive, or the limit is reached.
+        """Start processes until n + num_standbys are alive or the limit is reached.
 
-        Each process that is started here is a restart, and at most max_restarts lie in
+        Each process started here counts as a restart, and at most max_restarts lie in
         the last window_s. If fewer than n processes would be alive, start none, and
         stop with exit_code, or with 1 if that is 0.
         In torch.distributed: torchrun --max-restarts, over its whole life
@@ -214,7 +214,7 @@ class Supervisor:
         raise NotImplementedError("recovery.supervise")
 
     def stop(self, code: int, now_s: float) -> list[Action]:
-        """End all processes, then finish with this code; the first reason counts.
+        """End all processes, then finish with this code; the first reason wins.
 
         Each process that is alive gets SIGTERM, and a WakeAt asks for the Tick grace_s
         later. Finish comes once all have ended, which is at once if none is alive.

@@ -7,9 +7,9 @@ Symbols: n = comm.world_size. Cost: one all_reduce of all gradients per step.
     rank 0   weights W   samples A   gradient of A ─┐ mean ─▶ weights W'
     rank 1   weights W   samples B   gradient of B ─┘      ─▶ weights W'
 
-In this file `comm` has collectives. They work in place and return nothing. `comm` may
-be a group of some of the processes: "all ranks" are its ranks. A model may have frozen
-and tied parameters, and parameters without dimensions.
+In this file, `comm` has collectives, which work in place and return nothing. `comm` may
+be a group of some of the processes, so "all ranks" means its ranks. A model may have
+frozen and tied parameters, and parameters without dimensions.
 
     comm.broadcast(tensor, src)      the value of rank src, on every rank
     comm.all_reduce(tensor)          the sum over all ranks, on every rank
@@ -44,7 +44,7 @@ class Metrics(NamedTuple):
 
 
 class Loader(Protocol):
-    """What `fit` reads: this rank's samples of each global batch, as in 1.10."""
+    """The loader that `fit` reads: this rank's part of each global batch (see 1.10)."""
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch` from now on."""
@@ -131,7 +131,7 @@ def fit(
 ) -> list[float]:
     """Train for `num_epochs` epochs; return the mean training loss of each epoch.
 
-    Given: models that may differ, in either mode; they are trained in training mode.
+    Given: models that may differ, in either mode; `fit` trains in training mode.
     `train_loader` gives every rank equally many samples of each global batch, at least
     one; batches may differ in size. The first epoch is set_epoch(0).
     C1 The weights become those of the single-process baseline.
@@ -178,7 +178,7 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
     """Replace every `.grad` by the mean gradient over all samples of all ranks.
 
     Given: this rank has `num_samples` samples, and `.grad` is the mean over them. A
-    rank without samples did not call backward(): its `.grad` is None or an old one.
+    rank without samples did not call backward(), so its `.grad` is None or an old one.
     C1 gradient_weight is this rank's fraction of all samples.
     C2 Every .grad is the mean over all samples of all ranks.
     C3 A rank that lacks samples, or lacks some gradient, adds zeros in the same calls
@@ -277,14 +277,14 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
 
 
 def make_model(seed: int) -> nn.Module:
-    """The network that main() trains: 8×8 pixels to ten scores."""
+    """Make the network that main() trains, from 8×8 pixels to ten scores."""
     torch.manual_seed(seed)
     layers = nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)
     return nn.Sequential(*layers).double()
 
 
 def global_batches(epoch: int, size: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one epoch, the same on every rank; the last batch is smaller."""
+    """Yield an epoch's batches, the same on every rank; the last one is smaller."""
     inputs, targets = _digits()
     generator = torch.Generator().manual_seed(epoch)
     for indices in torch.randperm(len(inputs), generator=generator).split(size):

@@ -11,9 +11,9 @@ one element per step for the scaler.
        │ round                                       ▼
     master  32 bits ◀──── optimizer.step ─────── gradients   32 bits
 
-bfloat16 has float32's range and 8 significant bits: an update that is small compared
-with its weight is rounded away, unless a float32 master accumulates it. float16 has 11
-significant bits and a small range: small gradients become 0, unless the loss is scaled.
+bfloat16 has float32's range but 8 significant bits, so an update that is small compared
+with its weight is rounded away unless a float32 master accumulates it. float16 has 11
+significant bits but a small range: small gradients become 0 unless you scale the loss.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 def master_copy(model: nn.Module) -> list[nn.Parameter]:
     """Return one float32 copy of each trained parameter, in the model's order.
 
-    The optimizer will update these master weights. Do not modify the model.
+    The optimizer will update these master weights. Don't modify the model.
 
     C1 The copies are float32, so that 1,000 tiny updates accumulate.
     In torch.distributed: FSDP2 with MixedPrecisionPolicy keeps its shards in float32
@@ -60,7 +60,7 @@ def gradients_to_master(
     """Set each master's `.grad` to the mean gradient over all ranks.
 
     Given: backward() has run on every rank, on equally many samples. A parameter
-    without a gradient has none on any rank; then its master gets None or zeros. A
+    without a gradient has none on any rank, and then its master gets None or zeros. A
     gradient may be non-contiguous, as its parameter may be.
 
     C2 The mean is summed in float32, and the model's gradients are None afterwards.
@@ -101,18 +101,18 @@ def master_to_model(master: Sequence[nn.Parameter], model: nn.Module) -> None:
 class LossScaler:
     """Dynamic loss scaling: keep float16 gradients in range.
 
-    Every rank makes the same calls in this order. The call of unscale_ is optional: it
-    gives access to the gradients before the step. The optimizer updates the master.
+    Every rank makes the same calls in this order. The call of unscale_ is optional and
+    gives you the gradients before the step. The optimizer updates the master.
 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
 
-    The ranks may hold different parameters, as in model or tensor parallelism. Then an
-    overflow on one rank is not visible on the other ranks. A step may have several
-    optimizers, as for the two networks of a GAN: unscale_ and step are called for each
-    of them, on every rank in the same order, and update once for all.
+    The ranks may hold different parameters, as in model or tensor parallelism, so an
+    overflow on one rank may be invisible on the others. A step may have several
+    optimizers, as for a GAN's two networks. Every rank then calls unscale_ and step
+    for each of them in the same order, and update once for all.
 
     C1 The loss is multiplied by the scale, and every gradient is divided by it once,
        whichever optimizer it belongs to.
@@ -149,14 +149,14 @@ class LossScaler:
         self.late = LateGradients()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss times the scale: backward() then scales every gradient."""
+        """Return the loss times the scale, so that backward() scales every gradient."""
         ### BEGIN SOLUTION mixed_precision.loss_scaler
         #| the caller calls backward() on the returned tensor
         return loss * self.loss_scale
         ### END SOLUTION
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place; note its overflow.
+        """Divide the optimizer's gradients by the scale, in place; note an overflow.
 
         Collective. A second call before update() changes nothing. Skip parameters
         without a gradient; a rank may have no gradient at all. A gradient may have any
@@ -182,7 +182,7 @@ class LossScaler:
         ### END SOLUTION
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step with unscaled gradients, or skip; return whether it stepped.
+        """Step with unscaled gradients, or skip; return True if it stepped.
 
         Raises:
             RuntimeError: it has already been called for this optimizer since update().
@@ -198,7 +198,7 @@ class LossScaler:
         ### END SOLUTION
 
     def update(self) -> None:
-        """Set the scale for the next step; call this at the end of every step.
+        """Set the scale for the next step; call it at the end of every step.
 
         Raises:
             RuntimeError: there has been no step since the last call.
@@ -224,10 +224,10 @@ class LossScaler:
         return {"loss_scale": self.loss_scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict()`, of torch's GradScaler too, between two steps.
+        """Continue from a `state_dict()`, even torch's GradScaler's, between two steps.
 
         Raises:
-            ValueError: it is no such state.
+            ValueError: it isn't such a state.
         """
         self.loss_scale, self.good_steps = read_state(state)
         self.overflow.clear()
@@ -247,7 +247,7 @@ def train_step(
     """Run one step of 16-bit training; return the mean loss over all ranks.
 
     Given: equal models on all ranks, and equally many samples. The optimizer updates
-    `master`. bfloat16 needs no scaler. The loss is computed in float32: it is a mean
+    `master`. bfloat16 needs no scaler. Compute the loss in float32, as it is a mean
     over many elements, and 16-bit sums lose precision.
     """
     dtype = next(model.parameters()).dtype
@@ -273,7 +273,7 @@ def with_torch(
     inputs: Tensor,
     targets: Tensor,
 ) -> bool:
-    """Run one step with torch.amp; return True if it stepped. There is no comm here.
+    """Run one step with torch.amp, without comm; return True if it stepped.
 
     Given: a float32 model, a different one on each rank, with plain tensors; every
     parameter gets a gradient. A parameter may be a scalar or a transposed view, and

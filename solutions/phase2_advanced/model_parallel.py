@@ -1,4 +1,4 @@
-"""Model parallelism: the layers are split into stages, one stage per rank.
+"""Model parallelism: split the layers into stages, one stage per rank.
 
 Guide: phase2_advanced/guide/model_parallel.md.
 Source: Y. Huang et al., GPipe (arXiv 1811.06965), section 2.2, for the split.
@@ -9,8 +9,8 @@ Cost: two messages between neighbors per step; at any time only one rank compute
     rank 1   layers 2 3             forward ──▶               ◀── backward
     rank 2   layers 4                         forward, loss, backward
 
-No rank has the full model, so no rank can compute its gradient alone. The chain rule
-works across processes: from the stages behind it, a stage needs only the gradient of
+No rank has the full model, so none can compute its gradient alone. But the chain rule
+works across processes, because a stage needs from those behind it only the gradient of
 the loss with respect to its own output.
 """
 
@@ -30,7 +30,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 def partition(costs: Sequence[float], num_stages: int) -> list[list[int]]:
     """Return the layer indices of each stage; layer k costs `costs[k]`, zero or more.
 
-    All stages work on every batch, so the most expensive stage is the bottleneck.
+    Every batch goes through all stages, so the most expensive stage is the bottleneck.
 
     C1 Every layer is in one stage, in the model's order, and no stage is empty.
     C2 The most expensive stage is as cheap as possible.

@@ -18,7 +18,7 @@ from distlab.given.tensor_parallel import Mesh, Operators, reordered
 
 
 def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
-    """(model replica, shard), a row and a column: in rows of 2, rank 3 has (1, 1)."""
+    """Return (model replica, shard), row and column; with rows of 2, 3 → (1, 1)."""
     ### BEGIN SOLUTION tensor_parallel.mesh
     #| how many full replicas come before this rank? which shard has it?
     return rank // tensor_size, rank % tensor_size
@@ -26,7 +26,7 @@ def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
 
 
 def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
-    """This rank's groups: `tensor` is its row of the mesh, `data` its column.
+    """Make this rank's groups: `tensor` is its row of the mesh, `data` its column.
 
     comm.new_group(ranks) is a collective of `comm`; it returns None to other ranks.
     C1 The coordinates put neighboring ranks into one model replica.
@@ -50,7 +50,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
 
 
 class CopyToRegion(torch.autograd.Function):
-    """f: every rank has the same x, and each rank will use it with its shard.
+    """Run f: every rank has the same x, and each will use it with its shard.
 
     C1 CopyToRegion (f) returns x in the forward pass, and the sum of all gradients in
        the backward pass.
@@ -72,7 +72,7 @@ class CopyToRegion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Return the gradients of comm and of x, in this order; comm has none: None."""
+        """Return the gradients of comm, which is None, and of x, in this order."""
         ### BEGIN SOLUTION tensor_parallel.copy_reduce
         #| every rank's shard used x: what is the total gradient of x?
         total = gradient.clone(memory_format=torch.contiguous_format)
@@ -82,7 +82,7 @@ class CopyToRegion(torch.autograd.Function):
 
 
 class ReduceFromRegion(torch.autograd.Function):
-    """g: each rank has a partial sum, and every rank will use the total."""
+    """Run g: each rank has a partial sum, and every rank will use the total."""
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ copy_to_region, reduce_from_region = FULL  # functions of comm and x
 
 
 class ColumnParallelLinear(given.ParallelLinear):
-    """Rank r computes chunk r of the outputs. `operator` is applied to the input.
+    """Computes chunk r of the outputs on rank r; applies `operator` to the input.
 
     C1 ColumnParallelLinear returns chunk r of the outputs, and stores only the weights
        for it.
@@ -119,7 +119,7 @@ class ColumnParallelLinear(given.ParallelLinear):
     """
 
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """This rank's weight and bias, as copies; a weight is (outputs, inputs)."""
+        """Copy this rank's weight and bias; a weight is (outputs, inputs)."""
         ### BEGIN SOLUTION tensor_parallel.linears
         #| one output is one row of the weight and one element of the bias
         n, rank = self.comm.world_size, self.comm.rank
@@ -139,10 +139,10 @@ class ColumnParallelLinear(given.ParallelLinear):
 
 
 class RowParallelLinear(given.ParallelLinear):
-    """Rank r takes chunk r of the inputs. `operator` is applied to the result."""
+    """Takes chunk r of the inputs on rank r; applies `operator` to the result."""
 
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """This rank's weight and bias (None without one), as contiguous copies."""
+        """Copy this rank's weight and bias (None without one), contiguously."""
         ### BEGIN SOLUTION tensor_parallel.linears
         #| one input is one column of the weight; to which outputs does the bias belong?
         n, rank = self.comm.world_size, self.comm.rank
@@ -254,7 +254,7 @@ def reduce_scatter_tokens(comm: Comm, x: Tensor) -> Tensor:
 
 @given.backward_of(all_gather_tokens)
 def all_gather_from_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    """The backward of f for sharded tokens; its forward is all_gather_tokens."""
+    """Run f's backward for sharded tokens; the forward is all_gather_tokens."""
     ### BEGIN SOLUTION tensor_parallel.sequence
     #| every rank used this rank's tokens: where are the terms of their gradient?
     return None, reduce_scatter_tokens(ctx.comm, gradient)
@@ -263,7 +263,7 @@ def all_gather_from_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
 
 @given.backward_of(reduce_scatter_tokens)
 def reduce_scatter_to_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    """The backward of g for sharded tokens; its forward is reduce_scatter_tokens."""
+    """Run g's backward for sharded tokens; the forward is reduce_scatter_tokens."""
     ### BEGIN SOLUTION tensor_parallel.sequence
     #| this rank's partial sum went into all tokens: which ranks have the gradients?
     return None, all_gather_tokens(ctx.comm, gradient)
@@ -285,7 +285,7 @@ def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:
 
 
 def with_torch(mesh: Any, block: Any) -> None:
-    """Shard a block as in 2.18, in place, with torch alone: there is no comm here.
+    """Shard a block as in 2.18, in place, with torch alone and without comm.
 
     `mesh` is a one-dimensional torch DeviceMesh, perhaps of a part of all ranks.
     C1 Outputs, gradients and training steps equal the single-process baseline.

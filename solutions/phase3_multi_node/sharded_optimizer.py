@@ -40,7 +40,7 @@ class ShardRange(NamedTuple):
 
 
 def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
-    """Which rank owns which elements: for each rank the ranges of its shard, in order.
+    """Plan which rank owns which elements; return each rank's ranges in order.
 
     Parameters of these sizes lie end to end in one vector, padded at its end to a
     multiple of world_size. Rank r's shard is chunk r of it. Padding has no range.
@@ -70,7 +70,7 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
 def bytes_per_rank(
     size: int, world_size: int, stage: int, per_element: Sequence[int] = (4, 4, 8)
 ) -> int:
-    """Bytes that a rank holds of `size` elements at ZeRO stage 0 to 3.
+    """Return the bytes that a rank holds of `size` elements at ZeRO stage 0 to 3.
 
     `per_element`: bytes of weight, gradient and state, here float32 and Adam. What is
     full has `size` elements; what is sharded has ⌈size / world_size⌉, with padding.
@@ -87,7 +87,7 @@ def bytes_per_rank(
 
 
 class ShardedOptimizer(zero.BucketOptimizer):
-    """ZeRO stage 1: each rank has the optimizer state of its shards only.
+    """ZeRO stage 1, where each rank has the optimizer state of its shards only.
 
     Given: equal models on all ranks, equal batch sizes, a loss that is a mean; and
     self.buckets. A bucket's parameters are views of one vector, `flat`; `shard` is this
@@ -102,11 +102,11 @@ class ShardedOptimizer(zero.BucketOptimizer):
     """
 
     def shard_ranges(self, sizes: Sequence[int]) -> list[ShardRange]:
-        """This rank's ranges of a bucket, whose parameters have these sizes."""
+        """Return this rank's ranges of a bucket whose parameters have these sizes."""
         return plan(sizes, self.comm.world_size)[self.comm.rank]
 
     def shard_groups(self) -> list[zero.ParamGroup]:
-        """The parameter groups for this rank's optimizer: its shards as `params`."""
+        """Return this rank's parameter groups, with its shards as `params`."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
         #| bucket.group is the very dict of self.groups to which the bucket belongs
         return [
@@ -127,7 +127,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
         ### END SOLUTION
 
     def update(self) -> None:
-        """Update this rank's shards; then gather the new weights of all ranks."""
+        """Update this rank's shards, then gather the new weights of all ranks."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
         #| bucket.shard is one chunk of bucket.flat; other ranks update the others
         self.optimizer.step()
@@ -136,9 +136,9 @@ class ShardedOptimizer(zero.BucketOptimizer):
         ### END SOLUTION
 
     def clip(self, max_norm: float) -> float:
-        """Scale the full gradient to max_norm if longer; return its norm before that.
+        """Scale the full gradient to max_norm if it is longer; return the norm before.
 
-        Collective, after reduce_gradients: every bucket.shard has its gradient. It may
+        Collective. After reduce_gradients, each bucket.shard has a gradient, which may
         be zero. If an element is infinite, so is the norm, and infinity × 0 is nan.
         3.14 C1 It returns the norm of the full gradient before clipping, on every rank.
              C2 A longer gradient is scaled to max_norm, and a shorter one is not
@@ -157,7 +157,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
         ### END SOLUTION
 
     def state_by_name(self) -> State:
-        """This rank's state by bucket.names: {"0.weight": {"start": 3, …}, …}.
+        """Return this rank's state by bucket.names: {"0.weight": {"start": 3, …}, …}.
 
         With start and stop: all entries that the optimizer keeps for the shard, by key.
         Vectors have one element per weight and are cut to the range; scalars are not.
@@ -184,9 +184,9 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
 
 class ShardedGradients:
-    """ZeRO stage 2: full gradients exist for one bucket at a time, within backward().
+    """ZeRO stage 2, where full gradients exist for one bucket at a time in backward().
 
-    backward() calls reduce_bucket when all gradients of a bucket are ready, from the
+    backward() calls reduce_bucket once all gradients of a bucket are ready, from the
     last bucket to the first on every rank; if some are unused, when backward() ends.
 
     C1 The weights are those of a single process, even if several backward() accumulate.
@@ -214,7 +214,7 @@ class ShardedGradients:
 
 
 class FullySharded(zero.ShardedLayers):
-    """ZeRO stage 3: a layer's weights are unsharded only while it computes.
+    """ZeRO stage 3, where a layer's weights are unsharded only while it computes.
 
     unshard_layer(number, following) is given, for before layer `number` computes, and
     `following` next; reshard_layer(number) for after it. Both are collective: every
@@ -275,7 +275,7 @@ class FullySharded(zero.ShardedLayers):
         ### END SOLUTION
 
     def reduce_bucket(self, bucket: zero.Bucket) -> None:
-        """As in stage 2; the bucket's layer is done: free its full weights, too."""
+        """Reduce as in stage 2, and free the full weights, since the layer is done."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_backward
         #| stage 2 is self.gradients.reduce_bucket(bucket)
         bucket.free()
@@ -283,7 +283,7 @@ class FullySharded(zero.ShardedLayers):
         ### END SOLUTION
 
     def prefetch(self, bucket: zero.Bucket) -> list[Work]:
-        """Start to unshard the bucket and return at once: the Works to wait for."""
+        """Start to unshard the bucket, and return at once the Works to wait for."""
         ### BEGIN SOLUTION sharded_optimizer.stage3_backward
         #| self.comm.isend and irecv, with every other rank; and the own shard?
         #| chunk r of flat is bucket.flat.chunk(self.comm.world_size)[r]
@@ -299,7 +299,7 @@ class FullySharded(zero.ShardedLayers):
 
 
 def at_stage(stage: int, optimizer: ShardedOptimizer) -> ShardedOptimizer:
-    """The optimizer, from now on at this stage: 1, 2 or 3. `weights` is stage 3's."""
+    """Switch the optimizer to stage 1, 2 or 3; `weights` is stage 3's."""
     if stage > 1:
         gradients = ShardedGradients(optimizer)
     if stage > 2:

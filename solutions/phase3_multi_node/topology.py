@@ -1,4 +1,4 @@
-"""All-reduce and topology: estimate the time, use the nodes, choose the algorithm.
+"""All-reduce and topology: estimate the time, use the nodes, choose an algorithm.
 
 Guide: phase3_multi_node/guide/topology.md.
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
@@ -38,7 +38,7 @@ class Link(NamedTuple):
     bytes_per_s: float  # the bandwidth B = 1 / β
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds of one message: α + β s, also for s = 0."""
+        """Return the seconds of one message, α + β s, even for s = 0."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
@@ -57,7 +57,7 @@ class Cluster(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """One rank's groups for an all-reduce in two levels; made once, used every step.
+    """One rank's groups for an all-reduce in two levels, made once for all steps.
 
     Rail r is the group of the ranks with local rank r, one rank per node. The tensor
     has one chunk for each rail.
@@ -69,7 +69,7 @@ class Levels(NamedTuple):
 
 
 def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
-    """This rank's groups. A collective: every rank calls it with the same `nodes`."""
+    """Make this rank's groups; collective, with the same `nodes` on every rank."""
     num_rails = min(map(len, nodes))
     own = next(i for i, node in enumerate(nodes) if comm.rank in node)
     intra_node = [comm.new_group(node) for node in nodes][own]
@@ -82,7 +82,7 @@ def make_levels(comm: Comm, nodes: Sequence[Sequence[int]]) -> Levels:
 
 # ── 3.6 estimate ────────────────────────────────────────────────────────────────────
 def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
-    """Seconds of an all-reduce: "naive", "ring" and "recursive doubling".
+    """Estimate an all-reduce's seconds for "naive", "ring" and "recursive doubling".
 
     Every pair of ranks has its own `link`. Additions take no time. A message of 0 bytes
     takes α.
@@ -116,10 +116,10 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
 
 # ── 3.7 two levels ──────────────────────────────────────────────────────────────────
 def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
-    """The sum over all ranks of all nodes, in place.
+    """Sum `tensor` over all ranks of all nodes, in place.
 
     Given: `tensor` is contiguous, of any shape and dtype. all_reduce(group, chunk) sums
-    a chunk over a group, in place, with the same bits on every rank of the group: call
+    a chunk over a group, in place, with the same bits on every rank of the group. Call
     it for the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the
     chunks, as views.
     C1 Every rank has the sum, with the same bits.
@@ -154,7 +154,7 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
 
 # ── 3.8 choose ──────────────────────────────────────────────────────────────────────
 def choose(cluster: Cluster, num_bytes: int) -> str:
-    """The fastest: "naive", "ring", "recursive doubling" or "hierarchical".
+    """Return the fastest of "naive", "ring", "recursive doubling" and "hierarchical".
 
     Given: the ring is in rank order. In recursive doubling the partners are 1, then 2,
     4, 8 … ranks away. The first three algorithms ignore the nodes. With node_size > 1,
@@ -196,7 +196,7 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
 
 
 class Fold(NamedTuple):
-    """The fold to a power of two: `size` active ranks; the other ranks are folded."""
+    """The fold to a power of two: `size` ranks stay active, the others are folded."""
 
     size: int
     new_rank: int  # among the active ranks; of a folded rank: its partner's
@@ -204,13 +204,13 @@ class Fold(NamedTuple):
     is_folded: bool
 
     def old_rank(self, new_rank: int, n: int) -> int:
-        """The rank with this new rank."""
+        """Return the old rank with this new rank."""
         extra = n - self.size
         return 2 * new_rank if new_rank < extra else new_rank + extra
 
 
 def fold_of(comm: Comm) -> Fold:
-    """Of the first 2 (n - size) ranks, every odd rank is folded into the rank below."""
+    """Fold every odd rank of the first 2 (n - size) ranks into the rank below."""
     n, rank = comm.world_size, comm.rank
     size: int = 2 ** (n.bit_length() - 1)
     extra = n - size
@@ -220,7 +220,7 @@ def fold_of(comm: Comm) -> Fold:
 
 
 def fold_in(comm: Comm, fold: Fold, tensor: Tensor) -> None:
-    """The partner of a folded rank adds its tensor."""
+    """Have the partner of a folded rank add its tensor."""
     if fold.partner is not None:
         if fold.is_folded:
             comm.send(tensor, fold.partner)
@@ -231,7 +231,7 @@ def fold_in(comm: Comm, fold: Fold, tensor: Tensor) -> None:
 
 
 def unfold(comm: Comm, fold: Fold, tensor: Tensor) -> None:
-    """The partner of a folded rank sends it the sum."""
+    """Have the partner of a folded rank send it the sum."""
     if fold.partner is not None:
         if fold.is_folded:
             comm.recv(tensor, fold.partner)
@@ -243,7 +243,7 @@ def unfold(comm: Comm, fold: Fold, tensor: Tensor) -> None:
 
 
 def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
-    """The sum over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
+    """Sum `tensor` over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
     Given: `tensor` is contiguous, of any shape and dtype.
     C1 Both functions give every rank the sum, with the same bits, for any n and any
@@ -274,7 +274,7 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
 
 
 def halving_doubling(comm: Comm, tensor: Tensor) -> None:
-    """The sum over all ranks, in place: as few bytes as the ring, in 2 log2 n rounds.
+    """Sum over all ranks in place with the ring's bytes, but in 2 log2 n rounds.
 
     Given and clauses are those of recursive_doubling.
 

@@ -5,7 +5,7 @@ Source: torch.distributed of torch 2.13.
 Symbols: n = dist.get_world_size(); K = the microbatches of a rank in one step.
 Cost: a step sends each gradient once, as in 3.11 and 3.16.
 
-There is no comm in this file: everything goes through torch's process groups.
+There is no comm in this file, because everything goes through torch's process groups.
 
     3.9 to 3.11   buckets, hooks, no_sync   DistributedDataParallel, a hook, no_sync
     3.12 to 3.22  ZeRO, state by name       fully_shard, torch.distributed.checkpoint
@@ -37,9 +37,9 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     """Return torch's DistributedDataParallel of `module`; gradients travel as `wire`.
 
     Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB,
-    `wire` a floating dtype, perhaps narrower than that of the gradients: what is too
-    large for it becomes inf. A hook replaces all that DDP does with a bucket, the
-    division too.
+    `wire` a floating dtype, perhaps narrower than the gradients', where values that are
+    too large become inf. A hook replaces everything DDP does with a bucket, including
+    the division.
 
     C1 After accumulate(), every .grad is the mean over the ranks of their sums over the
        microbatches.
@@ -67,10 +67,10 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
 
 
 def accumulate(model: Any, loss_fn: LossFn, microbatches: Microbatches) -> None:
-    """Backward for each microbatch; only the last one sends.
+    """Run backward for each microbatch, but send only with the last one.
 
     Given: `model` of data_parallel(). loss_fn(outputs, targets) is one microbatch's
-    contribution: do not divide it. There is at least one microbatch, and every .grad
+    contribution, so don't divide it. There is at least one microbatch, and every .grad
     is None.
 
     The clauses are those of data_parallel.
@@ -123,7 +123,7 @@ def hybrid_shard(
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-    """Write weights and optimizer state into `folder`, which all ranks see.
+    """Write weights and optimizer state to `folder`, which all ranks share.
 
     C4 A model on another number of ranks loads the saved weights and continues.
     In torch.distributed: get_state_dict, torch.distributed.checkpoint.save
@@ -139,7 +139,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
-    """Set weights and optimizer state to what save() wrote.
+    """Load the weights and optimizer state that save() wrote.
 
     C4 A model on another number of ranks loads the saved weights and continues.
     In torch.distributed: torch.distributed.checkpoint.load, set_state_dict
@@ -163,7 +163,7 @@ def meet(
 ) -> None:
     """Join torch's default process group (gloo) as a rank that the store gives.
 
-    Given: a TCPStore listens at `host` and `port`; no rank hosts it, and it outlives
+    Given: a TCPStore listens at `host` and `port`. No rank hosts it, so it outlives
     all generations. `world_size` processes or more call meet(); none knows its rank.
     The next `generation` is called once the process group of the last one is gone.
 

@@ -1,4 +1,4 @@
-"""The drill: from what a run has left behind, say what went wrong and what to do.
+"""The drill: say what went wrong and what to do, from what a run has left behind.
 
 Guide: phase4_production/guide/drill.md.
 Source: Z. Jiang et al., MegaScale (NSDI 2024), section 4; A. Grattafiori et al., The
@@ -11,7 +11,7 @@ Cost: none; it runs once, after the fact.
     rank 2   …  11 ✓  12 ✓  SIGKILL                         the cause
     saved    …  10
 
-Most lines of a log are consequences. One of them is the cause: the first thing that
+Most lines of a log are consequences. One of them is the cause, the first thing that
 went wrong. `Report`, `Event` and the words are given: distlab/given/incidents.py.
 """
 
@@ -50,7 +50,7 @@ PATIENCE = 5  # steps in which a rank must be late, one after the other
 
 
 def by_step(reports: Sequence[Report]) -> dict[int, list[Report]]:
-    """The reports of each step that all ranks have completed, in ascending order."""
+    """Return the reports of each step that all ranks have completed, in order."""
     num_ranks = len({report.rank for report in reports})
     steps: dict[int, list[Report]] = {}
     for report in sorted(reports, key=lambda report: report.step):
@@ -59,7 +59,7 @@ def by_step(reports: Sequence[Report]) -> dict[int, list[Report]]:
 
 
 def damage(reports: Sequence[Report]) -> Cause | None:
-    """The first step whose weights are wrong on some rank, if there is one.
+    """Find the first step whose weights are wrong on some rank, if there is one.
 
     Given: by_step.
 
@@ -86,10 +86,10 @@ def damage(reports: Sequence[Report]) -> Cause | None:
 
 
 def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause | None:
-    """The rank whose process stopped first, if the ranks did not stop by themselves.
+    """Find the rank whose process stopped first, unless ranks stopped by themselves.
 
-    The agent looks at the processes now and then: what it saw first need not have
-    happened first. LOST says that another rank is gone: it is never the cause.
+    The agent looks at the processes now and then, so what it saw first need not have
+    happened first. LOST says that another rank is gone, so it is never the cause.
 
     C2 KILLED means that a signal ended the process, and DATA_WORKER that the process
        which read its data has ended. The step is the one after the rank's last report.
@@ -117,7 +117,7 @@ def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause
 
 
 def straggler(reports: Sequence[Report]) -> Cause | None:
-    """The rank that the others wait for now, if there is one. Given: by_step.
+    """Find the rank that the others are waiting for, if there is one. Given: by_step.
 
     A rank is late in a step if its own_s is more than LATE times the median of the
     other ranks' own_s.
@@ -147,7 +147,7 @@ def straggler(reports: Sequence[Report]) -> Cause | None:
 
 
 def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause) -> int:
-    """How many steps that all ranks had completed a restart must do again.
+    """Count the steps completed on all ranks that a restart must repeat.
 
     Given: by_step. The restart is from the newest usable checkpoint, or from step 0.
 
@@ -170,7 +170,7 @@ def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause)
 
 
 def incident(reports: Sequence[Report], events: Sequence[Event]) -> Incident:
-    """What went wrong in a run, and what to do.
+    """Say what went wrong in a run, and what to do.
 
     Given: both are in the order of their times; every rank has a report, and there are
     at least three ranks. Ranks may have any numbers; a run need not begin with step 1.

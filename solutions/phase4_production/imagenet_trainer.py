@@ -1,4 +1,4 @@
-"""The capstone: one trainer of image classifiers, composed of the course's units.
+"""The capstone: a trainer of image classifiers, composed of the course's units.
 
 Guide: phase4_production/guide/imagenet_trainer.md.
 Source: P. Goyal et al., Accurate, Large Minibatch SGD (arXiv 1706.02677), section 3,
@@ -132,7 +132,7 @@ def fit(
 
 
 def run_of(job: Job) -> Run:
-    """What a checkpoint saves and restores: the input of full_state and restore, 4.5.
+    """Return what a checkpoint saves and restores, for full_state and restore of 4.5.
 
     C7 All later steps of a restored job are bit-equal. Besides the model, the optimizer
        and the hook, `parts` has what else must be saved, by the names that it has in
@@ -156,7 +156,7 @@ def run_of(job: Job) -> Run:
 
 
 class Saved:
-    """The checkpoints of a job, 4.3 to 4.5; without a folder there are none."""
+    """The checkpoints of a job, 4.3 to 4.5; without a folder, there are none."""
 
     def __init__(self, options: Options, job: Job) -> None:
         self.job, self.run = job, WholeRun(job, run_of(job))
@@ -168,10 +168,10 @@ class Saved:
         self.newest = 0  # the step of the newest checkpoint
 
     def restore(self) -> int:
-        """The newest complete checkpoint's step, restored; 0 if there is none.
+        """Restore the newest complete checkpoint; return its step, or 0 without one.
 
         Raises:
-            ValueError: it was saved by a training with other settings.
+            ValueError: a training with other settings saved it.
         """
         if self.disk is None:
             return 0
@@ -194,7 +194,7 @@ class Saved:
         return self.newest
 
     def save(self, step: int, *, is_last: bool = False) -> None:
-        """Save, if it is time and not done yet. Collective."""
+        """Save if it is time and not done yet; collective."""
         is_due = step != self.newest and (is_last or step % self.every == 0)
         if self.disk is None or not is_due:
             return
@@ -208,16 +208,16 @@ class Saved:
         self.newest = step
 
     def must_end(self) -> bool:
-        """Whether SIGTERM came to a rank: then all save, and end. Collective."""
+        """Return True if SIGTERM reached any rank, so that all save; collective."""
         return self.notice is not None and self.notice.is_anywhere()
 
 
 def train(options: Options) -> Metrics:
-    """Train as the options say; return what the last evaluation gave.
+    """Train as the options say; return the result of the last evaluation.
 
     Raises:
         ValueError: the options contradict the data, the ranks or the checkpoint.
-        SystemExit: SIGTERM came, and the step it came in is saved.
+        SystemExit: SIGTERM came, and we have saved the step in which it came.
     """
     comm = start(options)
     training_state.seed_all(options.seed + comm.rank)
