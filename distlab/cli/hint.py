@@ -25,7 +25,7 @@ def hint(name: str = "", *, level: int | None = None) -> int:
     progress = Progress(curriculum.root)
     task = chosen(curriculum, progress, [name] if name else [])[0]
     if level is not None and not 1 <= level <= len(LEVELS):
-        raise ValueError(f"level {level}: choose 1 to {len(LEVELS)}")
+        raise ValueError(f"choose a hint level from 1 to {len(LEVELS)}, not {level}")
     slug = ""
     if level is None:
         level, slug = _next_level(progress, task)

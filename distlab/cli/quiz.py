@@ -139,7 +139,7 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
 
 def _end(progress: Progress, kept: dict[str, dict[str, object]]) -> None:
     right = sum(entry["right"] is True for entry in kept.values())
-    show([("plain", ""), ("plain", f"you got {right} of {len(kept)} right")])
+    show([("plain", ""), ("plain", f"{right} of {len(kept)} answers are right")])
     if kept:
         try:
             progress.keep("quiz", kept)

@@ -122,7 +122,7 @@ def _last_name(curriculum: Curriculum) -> str:
         find_target(curriculum, number)
     except ValueError as error:
         raise ValueError(
-            f"you last checked {number}, which can't be simulated: {error}; name "
+            f"{number} was checked last, but can't be simulated: {error}; name "
             "another task, such as 1.4"
         ) from error
     return number

@@ -193,7 +193,7 @@ def test_without_code_it_is_what_use_says(run: CliRunner, course: Course) -> Non
         ("--epochs 0", "0 epochs: choose at least 1"),
         ("--dataset cifar", "choose digits, mnist, fashion-mnist or idx"),
         ("--dataset mnist", "get it with --download"),
-        ("--track wandb", "there is mlflow"),
+        ("--track wandb", "choose mlflow"),
         ("--cost-per-worker-hour -1", "choose a number from 0 on"),
         ("--cost-per-worker-hour nan", "choose a number from 0 on"),
         ("--max-cost -1", "--max-cost -1: choose a number from 0 on"),
