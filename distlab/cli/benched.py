@@ -1,4 +1,4 @@
-"""A benchmark as `distlab bench` starts it: Ctrl-C ends it without a word."""
+"""Run a benchmark for `distlab bench`, so that Ctrl-C ends it silently."""
 
 from __future__ import annotations
 

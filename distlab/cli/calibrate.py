@@ -32,10 +32,10 @@ def calibrate(
     as_json: bool = False,
     plan: Measurements | None = None,
 ) -> int:
-    """Measure, prove, write; nothing is written if the measurement does not end.
+    """Measure, prove and write a table, but write nothing if measuring fails.
 
     Raises:
-        ValueError: a time that cannot be, or a file that cannot be written.
+        ValueError: the time is invalid, or we can't write the file.
     """
     if not 0 < seconds <= _MOST_S:
         raise ValueError(f"--seconds {seconds:g}: choose more than 0, up to 3600")
@@ -67,7 +67,7 @@ def calibrate(
 
 
 def as_data(found: Calibration, path: Path) -> dict[str, Any]:
-    """Everything that was found, for `--json`."""
+    """Return all results, for `--json`."""
     proof = [
         {**asdict(one), "error": one.error, "miss": one.is_miss} for one in found.proof
     ]
@@ -103,10 +103,10 @@ def _own_file() -> Path:
 
 
 def _writable(path: Path) -> Path:
-    """That path, if a table can be put there; found out before it is measured.
+    """Return the path if we can write a table there; checked before we measure.
 
     Raises:
-        ValueError: it cannot, or something else is there that would be lost.
+        ValueError: we can't, or we would overwrite some other file.
     """
     from distlab.sim.net.piecewise import Piecewise
 
@@ -141,7 +141,7 @@ def _save(found: Calibration, path: Path) -> None:
 
 
 def _no_loopback() -> str:
-    """Why this machine cannot connect to itself; empty if it can."""
+    """Say why this machine can't connect to itself; empty if it can."""
     from distlab.cli.doctor import check_loopback
 
     found = check_loopback()
@@ -152,7 +152,7 @@ def _no_loopback() -> str:
 
 
 def link_lines(found: Calibration) -> list[tuple[str, str]]:
-    """The table that was measured."""
+    """Format the measured table."""
     net = found.net
     lines = [
         ("", ""),
@@ -184,9 +184,9 @@ def link_lines(found: Calibration) -> list[tuple[str, str]]:
 
 
 def proof_lines(found: Calibration) -> list[tuple[str, str]]:
-    """How far off the predictions are, of things that are not in the table.
+    """Show how far off the predictions are, for cases that aren't in the table.
 
-    A row for each algorithm, a column for each size; the seconds are in `--json`.
+    There is a row per algorithm and a column per size; `--json` has the seconds.
     """
     rows: dict[tuple[int, str], dict[int, Prediction]] = {}
     for one in found.proof:
@@ -256,7 +256,7 @@ def _percent(share: float, digits: int = 0) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Microseconds, or milliseconds from ten of them on."""
+    """Format microseconds, or milliseconds from 10 ms on."""
     if not math.isfinite(seconds):
         return "–"
     micros = seconds * 1e6

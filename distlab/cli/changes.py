@@ -1,4 +1,4 @@
-"""What is different from the verdict before, in a few words."""
+"""Say in a few words how a verdict differs from the previous one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Changes:
         self._ever: set[tuple[str, str]] = set()
 
     def since_last(self, verdict: TaskVerdict) -> str:
-        """`C1 passes again, C2 does not yet`; nothing where nothing is different.
+        """Return `C1 passes again, C2 does not yet`, or "" if nothing has changed.
 
-        A verdict on a file that could not be run says nothing about its clauses.
+        If we couldn't run the file, its verdict says nothing about the clauses.
         """
         if not verdict.ran:
             return ""
@@ -36,7 +36,7 @@ class Changes:
         return ", ".join(words.values())
 
     def failing(self, task: str) -> str:
-        """The first clause that failed in the last verdict on `task`, if one did."""
+        """Return the first clause that failed in `task`'s last verdict, if any."""
         last = self._last.get(task, {})
         return next((c for c, (status, _) in last.items() if status == "fail"), "")
 

@@ -111,7 +111,7 @@ def _play_aloud(
 
 
 def _play_rows(cells: Sequence[Cell], player: Plays) -> list[CellResult]:
-    """Play row by row; a row is shown when it is done."""
+    """Run row by row, and show each row when it's done."""
     from distlab.chaos.report import by_id, head, row
 
     results: list[CellResult] = []
@@ -159,7 +159,7 @@ def write_docs(source: Path) -> int:
     """Put the tables of a report between the marks of docs/chaos.md.
 
     Raises:
-        ValueError: the file is no report.
+        ValueError: the file isn't a report.
     """
     from distlab.chaos.kept import read_report
     from distlab.chaos.report import from_data, markdown

@@ -1,4 +1,4 @@
-"""`distlab check`: a verdict now."""
+"""`distlab check`: judge tasks now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(
     """Judge tasks and return the exit code of the report.
 
     Raises:
-        ValueError: an unknown task or phase, a number of ranks that cannot be, or no
+        ValueError: an unknown task or phase, an invalid number of ranks, or no
             such file.
     """
     curriculum = load_curriculum()
@@ -83,10 +83,10 @@ def check(
 
 
 def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
-    """The numbers of ranks that were asked for, if they can be had.
+    """Return the requested numbers of ranks if they are valid.
 
     Raises:
-        ValueError: one of them cannot.
+        ValueError: one of them isn't.
     """
     for world_size in worlds:
         if not 1 <= world_size <= MAX_RANKS:
@@ -95,7 +95,7 @@ def check_worlds(worlds: Sequence[int]) -> Sequence[int]:
 
 
 def check_code(code: str) -> None:
-    """Whose code is meant must be clear before anything is judged.
+    """Require that we know whose code to judge.
 
     Raises:
         ValueError: it is neither mine nor reference nor a file.
@@ -110,7 +110,7 @@ def chosen(
     names: Sequence[str],
     phase: int | None = None,
 ) -> list[Task]:
-    """The tasks that were asked for; without any, the current one.
+    """Return the requested tasks, or else the current one.
 
     Raises:
         ValueError: an unknown name, or names as well as a phase.
@@ -125,7 +125,7 @@ def chosen(
 
 
 def _named(curriculum: Curriculum, name: str) -> list[Task]:
-    """A bare number is a phase; anything else is one task."""
+    """Read a bare number as a phase, and anything else as a task."""
     if name.isdecimal():
         return curriculum.tasks_of(int(name))
     return [curriculum.task(name)]
@@ -134,9 +134,9 @@ def _named(curriculum: Curriculum, name: str) -> list[Task]:
 def _in_file(
     curriculum: Curriculum, tasks: list[Task], code: str, *, are_asked: bool
 ) -> list[Task]:
-    """Those of the tasks that are in the file's unit; all of it where none was asked.
+    """Return the tasks that are in the file's unit, or all of its tasks by default.
 
-    Where the file is no Python, `tasks`: their verdict says so.
+    If the file isn't valid Python, return `tasks`, whose verdict then says so.
 
     Raises:
         ValueError: it has no function of any of them.
@@ -160,7 +160,7 @@ def _in_file(
 def remember(
     progress: Progress, verdict: TaskVerdict, worlds: Sequence[int] = ()
 ) -> None:
-    """Note the verdict in the progress file, or say once that it cannot be kept."""
+    """Record the verdict in the progress file, or say once that we can't."""
     try:
         record(progress, verdict, worlds)
     except ProgressUnavailableError as error:
@@ -173,7 +173,7 @@ def what_helps(
     verdict: TaskVerdict,
     worlds: Sequence[int] = (),
 ) -> list[tuple[str, str]]:
-    """A dim line or two on what to type after a verdict."""
+    """Return a dim line or two on what to type after a verdict."""
     if verdict.status == "pass" and worlds:
         counts = command(f"check {verdict.number}")
         return [
@@ -195,7 +195,7 @@ def what_helps(
 def next_task(
     curriculum: Curriculum, progress: Progress, task_id: str
 ) -> list[tuple[str, str]]:
-    """Where to go after a task has passed: further on the path, and what is off it."""
+    """Suggest where to go after a pass: the next task, and optional ones."""
     lines = []
     done = curriculum.task(task_id)
     if done.milestone:

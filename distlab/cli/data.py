@@ -32,10 +32,10 @@ _OTHER_KINDS = {
 
 
 def make(folder: Path, kind: str, *, num_images: int, as_json: bool) -> int:
-    """Write a folder and shards from images that are here, and say from which.
+    """Write a folder and shards from this machine's images, and say which.
 
     Raises:
-        ValueError: the folder is not empty, or there are no such images.
+        ValueError: the folder isn't empty, or there are no such images.
     """
     with waiting(f"writing {folder}", quiet=as_json):
         said = make_folder(folder, kind, num_images=num_images)
@@ -49,7 +49,7 @@ def make(folder: Path, kind: str, *, num_images: int, as_json: bool) -> int:
 def check(
     folder: Path, *, strict: bool, every: bool, num_workers: int, as_json: bool
 ) -> int:
-    """Decode every image; what cannot be used is counted and named.
+    """Decode every image, and count and name the unusable ones.
 
     Returns 1 with `strict` if there is a problem, else 0.
 

@@ -50,12 +50,12 @@ class Order:
 
 
 def ddp(wishes: Wishes, order: Order) -> int:
-    """Train: 0, or 1 where the ranks do not agree or the learner's code does not end.
+    """Train; return 0, or 1 if ranks disagree or the learner's code doesn't finish.
 
     Raises:
-        ValueError: a wish that cannot be; nothing has been started.
-        ModuleNotFoundError: MLflow was wished for and is not installed.
-        OSError: the data could not be downloaded, or a sink of the monitor be opened.
+        ValueError: an option is invalid; nothing has started yet.
+        ModuleNotFoundError: you asked for MLflow, but it isn't installed.
+        OSError: we can't download the data, or open a sink of the monitor.
     """
     _check(order)
     import torch
@@ -127,7 +127,7 @@ def _mlflow(config: DdpConfig) -> Any:
 
 
 class _Training:
-    """One run of the command, once it is known that it can be."""
+    """One run of the command, after its options have been checked."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Training:
         self._monitoring: Monitoring | None = None
 
     def lead(self) -> int:
-        """Before, during, after; the exit code."""
+        """Show everything before, during and after; return the exit code."""
         try:
             self._write_down()
             return self._lead()
@@ -200,7 +200,7 @@ class _Training:
         _say(*lines, *self._evaluation(), *watched, "")
 
     def _evaluation(self) -> list[str]:
-        """Whose evaluate measures the model, where `--code` has none."""
+        """Say whose evaluate measures the model if `--code` has none."""
         from distlab.training.ddp_code import evaluates_itself
 
         if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
@@ -208,7 +208,7 @@ class _Training:
         return ["  evaluate  the reference's, until you have written task 1.13"]
 
     def _probe(self, cluster: Cluster) -> Probe | None:
-        """What start and messages take; nothing where the ranks cannot say it."""
+        """Measure the start and the messages; None if the ranks can't tell."""
         from distlab.runner import RunnerError
         from distlab.training.ddp import PRELOADS
         from distlab.training.ddp_code import is_reference
@@ -374,7 +374,7 @@ def _say(*lines: str) -> None:
 
 
 def _autopsy(error: NotFinishedError) -> list[str]:
-    """Where each rank was, a line each."""
+    """Return a line per rank that says where it was."""
     from distlab.grading.report import evidence_lines
     from distlab.runner.autopsy import evidence
 

@@ -1,4 +1,4 @@
-"""How far a training is: a bar for each rank on a terminal, plain lines elsewhere."""
+"""Show progress: a bar for each rank on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BARS = 8
 
 
 class Bars:
-    """A context manager; what happens in it is shown as it happens."""
+    """A context manager that shows events as they happen."""
 
     def __init__(
         self, label: str, world_size: int, epochs: int, *, quiet: bool
@@ -57,7 +57,7 @@ class Bars:
         self._progress.stop()
 
     def begin(self, steps: int) -> None:
-        """The ranks are there; an epoch has so many steps."""
+        """Start the bars once the ranks run; an epoch has this many steps."""
         self._steps = max(1, steps)
         for rank in range(self._num_bars):
             is_last = rank == self._num_bars - 1 and self._num_hidden > 0
@@ -67,14 +67,14 @@ class Bars:
             self._tasks.append(self._progress.add_task(name, total=total, at=""))
 
     def moment(self, moment: Moment) -> None:
-        """One rank has come so far."""
+        """Show how far one rank has come."""
         if moment.rank < len(self._tasks):
             at = f"epoch {moment.epoch + 1} of {self._epochs}  loss {moment.loss:.3f}"
             task = self._tasks[moment.rank]
             self._progress.update(task, completed=moment.step, at=at)
 
     def epoch(self, index: int, loss: float) -> None:
-        """All ranks have ended an epoch; its mean loss."""
+        """Show the mean loss of an epoch that all ranks have ended."""
         for task in self._tasks:
             self._progress.update(task, completed=(index + 1) * self._steps)
         if not self._moves:
@@ -85,12 +85,12 @@ class Bars:
             )
 
     def log(self, rank: int, line: str) -> None:
-        """What a rank's `fit` logs."""
+        """Show a line that a rank's `fit` logs."""
         text = visible(line.expandtabs(4))
         self._line(cut(f"rank {rank} logs: {text}", screen_width() - 2))
 
     def say(self, *lines: str) -> None:
-        """Plain lines, above the bars."""
+        """Print plain lines above the bars."""
         for line in lines:
             self._line(line.removeprefix("  "))
 

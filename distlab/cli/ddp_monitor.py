@@ -1,4 +1,4 @@
-"""`distlab ddp --monitor FOLDER`: which sinks the figures of a training go to."""
+"""`distlab ddp --monitor FOLDER`: open the sinks for a training's figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOG_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorOrder:
-    """What was asked for; no folder, no monitor."""
+    """The options of the monitor; without a folder, there is none."""
 
     folder: Path | None = None
     also: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class MonitorOrder:
         return _HANG_AFTER_S if self.folder else math.inf
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything has been started.
+        """Refuse invalid options before anything has started.
 
         Raises:
             ValueError: an option needs another, or is out of range.
@@ -62,7 +62,7 @@ class MonitorOrder:
 
 
 class Monitoring:
-    """The monitor of one run of the command, and what the ranks have to know of it."""
+    """The monitor of one run, and the settings that ranks need."""
 
     def __init__(self, order: MonitorOrder, config: DdpConfig, mlflow: Any) -> None:
         """Open every sink. `mlflow` is one more, or None.
@@ -85,7 +85,7 @@ class Monitoring:
         return self._folder / "profile"
 
     def monitor(self, origin: Origin) -> Monitor:
-        """What hears the ranks."""
+        """Return the object that listens to the ranks."""
         from distlab.monitor import Monitor
 
         work = _work(self._config, origin)
@@ -93,7 +93,7 @@ class Monitoring:
 
     @property
     def monitored(self) -> Monitored:
-        """What the ranks are told."""
+        """Return the settings for the ranks."""
         from distlab.training.ddp_rank import Monitored
 
         profile = str(self._profile) if self._order.profile else ""
@@ -101,7 +101,7 @@ class Monitoring:
         return Monitored(log_every_n_steps=every, profile=profile)
 
     def autopsy(self, reason: str, lines: Sequence[str]) -> None:
-        """Write down why the run did not finish; a warning where that fails."""
+        """Write down why the run didn't finish; warn if that fails."""
         from distlab.monitor.jsonl import write_autopsy
 
         try:
@@ -110,7 +110,7 @@ class Monitoring:
             warn(f"couldn't write the autopsy to the monitor folder: {error}")
 
     def after(self) -> list[str]:
-        """What to look at now."""
+        """Say what to look at now."""
         lines = [f"  records   {command(f'top {self._order.folder}')}"]
         if self._order.profile:
             traces = sorted(self._profile.glob("*.trace.json"))

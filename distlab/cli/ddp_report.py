@@ -1,4 +1,4 @@
-"""What `distlab ddp` says before and after the training, and as JSON."""
+"""Word the report of `distlab ddp`, before and after training, and as JSON."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CONCEPTS = (
     ("so the weights are equal, bit for bit", "own-gradient-only"),
     ("one accuracy, counted over all ranks", "local-metrics"),
 )
-"""What a training shows, and the name under which `distlab explain` says more."""
+"""Facts that a training shows, and the names with which `distlab explain` says more."""
 
 
 def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:
-    """What is going to happen, how long it will take and what it will cost."""
+    """Say what will happen, how long it will take and what it will cost."""
     count = config.world_size
     share = "" if count == 1 else f", {config.samples_per_rank} on each rank"
     took = _about(expected.seconds)
@@ -81,7 +81,7 @@ def tell(
     rate: float,
     failures: Sequence[str],
 ) -> None:
-    """The whole report, on the terminal."""
+    """Return the whole report for the terminal."""
     lines = ["", *_epoch_table(result), "", *_figures(result, rate)]
     if alone and beside:
         lines += ["", *_side_by_side(result, alone, beside)]
@@ -98,7 +98,7 @@ def tell(
 
 
 def _own(code: tuple[str, ...]) -> str:
-    """`code`, or the numbers of the tasks where the others are the reference's."""
+    """Return `code`, or task numbers if the other tasks are the reference's."""
     numbers = [part.removeprefix("mine ") for part in code if part[:5] == "mine "]
     return numbers[0] if numbers else "code"
 
@@ -231,7 +231,7 @@ def as_data(
     rate: float,
     failures: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything, for `--json`; a number that is none, or infinite, is null."""
+    """Return everything for `--json`; nan and infinity become null."""
     data = {
         **asdict(result.config),
         "backend": result.config.backend,

@@ -39,13 +39,13 @@ def demo(
     code: str = "reference",
     phase: int = 1,
 ) -> int:
-    """Train on ranks and alone, and compare: 0 the same, 1 not, 11 it could not run.
+    """Train on ranks and alone; return 0 if equal, 1 if not, 11 if it can't run.
 
-    With `epochs` of the caller's own no accuracy is demanded: it may be too few.
+    If you pass `epochs`, we don't require any accuracy, as they may be too few.
 
     Raises:
-        ValueError: a number of ranks or epochs that cannot be, or no such phase.
-        ModuleNotFoundError: scikit-learn, where the digits are from, is missing.
+        ValueError: an invalid number of ranks or epochs, or no such phase.
+        ModuleNotFoundError: scikit-learn, which has the digits, is missing.
     """
     if phase != 1:
         return _later_phase(phase, world_size, epochs, as_json, code)
@@ -104,7 +104,7 @@ def _later_phase(
 
 
 def _demo_phase4(code: str, as_json: bool) -> int:
-    """Three faults are found, and a process is killed; a file's code only searches."""
+    """Find three faults, and kill a process; with a file's code, only search."""
     searched, found = search(code=code, quiet=as_json)
     recovered, recovery = 0, dict[str, Any]()
     if code in ("mine", "reference"):

@@ -1,4 +1,4 @@
-"""`distlab demo --phase 3`: the digits on the library that the phases add up to."""
+"""`distlab demo --phase 3`: train on the digits with distlab.distributed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MAX_RANKS = 16
 def demo_library(
     *, world_size: int, epochs: int | None, code: str, as_json: bool
 ) -> int:
-    """Train on ranks and alone: 0 the same weights, 1 not, 11 it could not run.
+    """Train on ranks and alone; return 0 for equal weights, 1 if not, 11 on failure.
 
-    With `epochs` of the caller's own no accuracy is demanded: it may be too few.
+    If you pass `epochs`, we don't require any accuracy, as they may be too few.
 
     Raises:
-        ValueError: a number of ranks or epochs that cannot be, or code of one file.
+        ValueError: an invalid number of ranks or epochs, or code of one file.
     """
     if not 1 <= world_size <= _MAX_RANKS:
         raise ValueError(f"{world_size} ranks: choose between 1 and {_MAX_RANKS}")
@@ -75,7 +75,7 @@ def demo_library(
 
 
 def _of_unit(error: RunnerError) -> str:
-    """The line about a task's code that raised an error, in full, if it was one."""
+    """Return the full line about a task's code that raised an error, if any did."""
     run: Any = getattr(error, "run", None)
     errors = [record.error for record in run.ranks if record.error] if run else []
     lines = [found.message for found in errors if found.type == "UnitError"]

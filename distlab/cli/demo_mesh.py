@@ -1,4 +1,4 @@
-"""`distlab demo --phase 2`: a transformer that no rank has whole, on 2 × 2 ranks.
+"""`distlab demo --phase 2`: split a transformer over 2 × 2 ranks.
 
 First each layer is cut in two and the layers are cut into two stages; then two pairs of
 ranks have a model each. Every figure on the screen is measured while you watch.
@@ -35,10 +35,10 @@ def demo_mesh(
     as_json: bool = False,
     config: MeshConfig | None = None,
 ) -> int:
-    """Train alone and twice on 2 × 2 ranks: 0 the same losses, 1 not, 11 no run.
+    """Train alone and twice on 2 × 2 ranks; 0 for equal losses, 1 if not, 11 if broken.
 
     Raises:
-        ValueError: `code` is a file that cannot be read or holds none of the units.
+        ValueError: we can't read the file `code`, or it has none of the units.
     """
     say = say_nothing if as_json else say_aloud
     say(
@@ -138,13 +138,13 @@ def _on_mesh(
 
 
 class _Line:
-    """A line that moves with the steps; where none can move, a plain one at times."""
+    """A line that updates with the steps, or plain lines if the output can't."""
 
     def __init__(self, num_steps: int, *, quiet: bool) -> None:
         self._num_steps, self._quiet = num_steps, quiet
 
     def show(self, step: int, loss: float, expected: float | None = None) -> None:
-        """How far the training is, and how far from one process."""
+        """Show the progress, and the distance from one process."""
         if self._quiet or not (moves() or step % _PLAIN_EVERY == 0):
             return
         text = f"  step {step + 1:>3} of {self._num_steps}   loss {loss:.4f}"
@@ -154,7 +154,7 @@ class _Line:
         _flush()
 
     def clear(self) -> None:
-        """Take the moving line away."""
+        """Remove the moving line."""
         if moves() and not self._quiet:
             print("\r\x1b[K", end="")
             _flush()

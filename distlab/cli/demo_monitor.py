@@ -1,7 +1,7 @@
-"""The first half of `distlab demo --phase 4`: three faults, found by records.
+"""The first half of `distlab demo --phase 4`: find three faults in records.
 
 64 ranks are simulated. One is slow, a replica differs in one weight, and a rank's
-gradient gets a nan. The ranks are drawn anew each time. Times are virtual.
+gradient gets a nan. We draw the ranks again each time. Times are virtual.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WHAT = {
 def demo_monitor(
     *, code: str = "reference", as_json: bool = False, seed: int | None = None
 ) -> int:
-    """Hide faults and search: 0 all found, 1 not, 11 the ranks did not finish.
+    """Hide faults and search; 0 if all are found, 1 if not, 11 if the ranks fail.
 
     Raises:
-        ValueError: `code` is a file that cannot be read.
+        ValueError: we can't read the file `code`.
     """
     exit_code, data = search(code=code, quiet=as_json, seed=seed)
     if as_json and data:
@@ -43,7 +43,7 @@ def demo_monitor(
 def search(
     *, code: str, quiet: bool, seed: int | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """As `demo_monitor`; the exit code, and what was found."""
+    """Run `demo_monitor`; return the exit code and the findings."""
     if not quiet:
         lines = (
             f"{NUM_RANKS} simulated ranks train together. One of them takes twice as",
@@ -80,7 +80,7 @@ def search(
 
 
 class _UnfinishedError(Exception):
-    """The learner's own code was asked for, and a task is not written."""
+    """You asked for your own code, but a task isn't written yet."""
 
 
 def _chosen(code: str) -> Choice:

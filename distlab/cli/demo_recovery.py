@@ -1,4 +1,4 @@
-"""The second half of `distlab demo --phase 4`: a process is killed while you watch."""
+"""The second half of `distlab demo --phase 4`: kill a process while you watch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _WHAT = {
 def demo_recovery(
     *, code: str = "reference", seed: int | None = None, quiet: bool = False
 ) -> tuple[int, dict[str, Any]]:
-    """Kill a rank: 0 if it ends as if nothing had happened, else 1; and the figures.
+    """Kill a rank; return 0 if the end is the same, else 1, and the figures.
 
-    Where the learner's own checkpoints are not written, nothing runs, and it is 0.
+    If the learner hasn't written the checkpoints, run nothing and return 0.
     """
     missing = _missing() if code == "mine" else None
     if missing:
@@ -91,7 +91,7 @@ def _play(code: str, seed: int, quiet: bool) -> tuple[CellResult, Run, Run]:
 
 @contextmanager
 def _followed(folder: Path, quiet: bool) -> Iterator[None]:
-    """Show what the ranks write down, while they do."""
+    """Show what the ranks write down while they train."""
     is_over = threading.Event()
     follower = threading.Thread(target=_follow, args=(folder, is_over), daemon=True)
     if not quiet:
@@ -183,7 +183,7 @@ def _weights(run: Run) -> str:
 
 
 def _missing() -> Part | None:
-    """The first task that the learner's own code lacks."""
+    """Return the first task that the learner's code lacks."""
     from distlab.curriculum import load_curriculum
     from distlab.curriculum.choose import chosen_unit
 
@@ -195,7 +195,7 @@ def _missing() -> Part | None:
 
 
 def _not_yet(part: Part) -> tuple[str, ...]:
-    """What the demo goes on with when the tasks 4.3 to 4.5 are written."""
+    """Say what the demo adds once you have written 4.3 to 4.5."""
     return (
         "  The second half kills a process, and continues with your own checkpoints",
         f"  (4.3–4.5). You still have to write {part.number} {part.task}.",

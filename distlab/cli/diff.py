@@ -1,4 +1,4 @@
-"""`distlab diff`: the learner's function beside the reference's, once it has passed."""
+"""`distlab diff`: compare a function with the reference's once it has passed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _STYLES = {"+": "pass", "-": "fail", "@": "rule"}
 
 
 def diff(name: str = "", *, anyway: bool = False, width: int | None = None) -> int:
-    """Print both functions; exit code 1 while the task has not passed.
+    """Print both functions; return 1 as long as the task hasn't passed.
 
-    Without a name it is the task that was checked last.
+    The default is the task that was checked last.
 
     Raises:
         CurriculumError: an unknown task.
@@ -74,7 +74,7 @@ def diff(name: str = "", *, anyway: bool = False, width: int | None = None) -> i
 
 
 def unified(mine: list[str], reference: list[str]) -> list[tuple[str, str]]:
-    """One above the other: what only one of the two has is marked - and +."""
+    """Show one above the other, with - and + before lines that only one has."""
     rows = difflib.unified_diff(
         mine, reference, "yours", "the reference", n=1000, lineterm=""
     )
@@ -84,7 +84,7 @@ def unified(mine: list[str], reference: list[str]) -> list[tuple[str, str]]:
 def side_by_side(
     mine: list[str], reference: list[str], width: int
 ) -> list[tuple[str, str]]:
-    """Yours on the left, the reference's on the right, equal lines in one row."""
+    """Show yours on the left and the reference's on the right, row by row."""
     room = (width - 3) // 2
     rows = [("rule", f"{'yours':<{room}} │ the reference")]
     matcher = difflib.SequenceMatcher(a=mine, b=reference, autojunk=False)

@@ -36,7 +36,7 @@ READY = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `advice` says what to do about anything that is not ok."""
+    """One finding; `advice` says what to do if it isn't ok."""
 
     name: str
     state: State
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Start:
-    """What two starts of four ranks in one cluster gave; `problem` is empty if fine."""
+    """Results of starting four ranks twice; `problem` is empty if all is fine."""
 
     first_s: float = 0.0  # with the import of torch, once per cluster
     warm_s: float = 0.0
@@ -57,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What an installed torch says about itself."""
+    """Facts that an installed torch reports about itself."""
 
     version: str
     build: str
@@ -75,7 +75,7 @@ def check_python(version: tuple[int, ...]) -> Finding:
 
 
 def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
-    """Which torch is here, and whether it can do what the course needs.
+    """Check which torch is installed, and that it can do what the course needs.
 
     Args:
         facts: asks the installed torch; may raise whatever importing it raises.
@@ -228,17 +228,17 @@ def check_start(start: Callable[[], Start]) -> Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Look at everything; takes a few seconds, most of them to import torch twice."""
+    """Check everything; this takes a few seconds, mostly to import torch twice."""
     return list(_findings())
 
 
 def doctor(*, as_json: bool = False) -> int:
-    """Print what was found, line by line; 0 is fine, 1 is something broken."""
+    """Print the findings line by line; return 0 if fine, 1 if something is broken."""
     return tell(_findings(), as_json=as_json, ready=READY)
 
 
 def tell(found: Iterator[Finding], *, as_json: bool, ready: str) -> int:
-    """Print findings as they come; `ready` is the last line if none is broken."""
+    """Print findings as they come, and `ready` at the end if none is broken."""
     if as_json:
         findings = list(found)
         code = _exit_code(findings)
@@ -260,7 +260,7 @@ def tell(found: Iterator[Finding], *, as_json: bool, ready: str) -> int:
 
 
 def render(finding: Finding) -> list[str]:
-    """One line of rich markup, and one more with the advice where there is any."""
+    """Return a line of rich markup, and another one with any advice."""
     from rich.markup import escape
 
     color = {"ok": "green", "warn": "yellow", "broken": "bold red"}[finding.state]

@@ -1,7 +1,7 @@
 """`distlab doctor --ranks N`: do N ranks of this machine talk to each other?
 
-They are started by distlab.launch, as one starts a training, and not by the runner that
-checks tasks. Five lines: met, point to point, a small and a large sum, and the end.
+We start them with distlab.launch, like a training, and not with the runner that
+checks tasks, and print five lines: meeting, messages, a small and a large sum, the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _START_ADVICE = "Look above at what the ranks printed, then run: distlab doctor"
 
 
 def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
-    """Print five lines about so many ranks; 0 is fine, 1 is something broken.
+    """Print five lines about this many ranks; return 0 if fine, 1 if broken.
 
     Raises:
         ValueError: there cannot be so many.

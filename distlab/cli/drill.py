@@ -18,11 +18,11 @@ FIELDS = ("what", "rank", "step", "action", "steps_lost")
 
 
 def drill(*, seed: int | None = None, code: str = "mine", as_json: bool = False) -> int:
-    """Play a fault that the seed draws, and compare what `incident` says: 0 if right.
+    """Inject a fault drawn from the seed; return 0 if `incident` is right about it.
 
     Raises:
-        SourceError, CurriculumError: the code cannot be read.
-        OSError: the ranks cannot run here.
+        SourceError, CurriculumError: we can't read the code.
+        OSError: the ranks can't run here.
     """
     from distlab.chaos.incidents import draw
     from distlab.curriculum import load
@@ -57,12 +57,12 @@ def drill(*, seed: int | None = None, code: str = "mine", as_json: bool = False)
 
 
 def clear_run(fault: Any) -> RecordedRun:
-    """A run that shows what was injected, and nothing else.
+    """Make a run that shows the injected fault and nothing else.
 
     On a busy machine a rank may be late for other reasons, and the records show that.
 
     Raises:
-        TimeoutError: no run was clear.
+        TimeoutError: no run was clear enough.
     """
     from distlab.curriculum import load
 
@@ -78,7 +78,7 @@ def clear_run(fault: Any) -> RecordedRun:
 
 
 def record_run(fault: Any) -> RecordedRun:
-    """The run with this fault, on real processes; none is left over."""
+    """Run with this fault on real processes, and leave none behind."""
     from distlab.chaos.incidents import played
     from distlab.data.make import make
     from distlab.given.incidents import Event, RecordedRun, Report
@@ -92,7 +92,7 @@ def record_run(fault: Any) -> RecordedRun:
 
 
 def truth(run: RecordedRun, cause: Any) -> Incident:
-    """What is right to say, from what was injected."""
+    """Return the right answer for the injected fault."""
     from distlab.curriculum import load
     from distlab.given.incidents import ACTIONS, Incident
 
@@ -101,7 +101,7 @@ def truth(run: RecordedRun, cause: Any) -> Incident:
 
 
 def ask(unit: Any, run: RecordedRun) -> tuple[Incident | None, str]:
-    """What the unit's `incident` says; or why it says nothing."""
+    """Return the answer of the unit's `incident`, or why there is none."""
     from distlab.given.incidents import Incident
 
     try:

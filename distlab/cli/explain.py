@@ -1,4 +1,4 @@
-"""`distlab explain`: a concept, what a verdict's name means, or an error of torch."""
+"""`distlab explain`: explain a concept, a verdict's name, or an error of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlab.tutor.pages import Lines, rows
 
 
 def explain(asked: str = "", *, every: bool = False) -> int:
-    """Print one explanation; without a name that of the last verdict, or all names.
+    """Print an explanation, by default that of the last verdict, or all names.
 
     `asked` is the name of a concept or of a verdict, a word, a question, or a text
     with an error of torch.distributed, gloo or NCCL.
@@ -40,14 +40,14 @@ def explain(asked: str = "", *, every: bool = False) -> int:
 
 
 def _last_slug() -> str:
-    """The name of what the last check found, if it found anything."""
+    """Return the name of the last check's finding, if it had one."""
     kept = Progress(load_curriculum().root).read()
     last = kept.get("last", {})
     return "" if last.get("passed") else str(last.get("slug", ""))
 
 
 def _units() -> Lines:
-    """What there is, by unit, for who asked about nothing in particular."""
+    """List the names by unit, if nobody asked for a particular one."""
     lines = [
         (
             "plain",
@@ -79,7 +79,7 @@ def _names() -> Lines:
 
 
 def piped() -> str:
-    """What was piped or redirected into us; nothing from a terminal."""
+    """Read piped or redirected input; return nothing from a terminal."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):  # there is no such thing

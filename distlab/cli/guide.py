@@ -1,4 +1,4 @@
-"""`distlab guide`: the page of a task, in the site if it is built."""
+"""`distlab guide`: open a task's page, in the site if it is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SITE = "site"
 
 
 def guide(name: str = "") -> int:
-    """Open the page that explains a task or a unit; else say where it is.
+    """Open the page that explains a task or a unit, or say where it is.
 
     Raises:
         CurriculumError: no task and no unit is called that.
@@ -43,7 +43,7 @@ def guide(name: str = "") -> int:
 
 
 def built_page(root: Path, page: Path) -> Path:
-    """Where the site has a page of the repository."""
+    """Return where the site has a page of the repository."""
     return (root / SITE / page.relative_to(root)).with_suffix(".html")
 
 

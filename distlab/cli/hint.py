@@ -1,4 +1,4 @@
-"""`distlab hint`: one level deeper each time it is asked; the last verdict opens it."""
+"""`distlab hint`: go a level deeper each time, starting from the last verdict."""
 
 from __future__ import annotations
 

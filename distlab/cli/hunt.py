@@ -1,4 +1,4 @@
-"""`distlab hunt`: a finished solution with one mistake in it; find the line.
+"""`distlab hunt`: find the wrong line in a finished solution.
 
 The mistakes are those of the catalogue the grader is tested with. What is wrong is not
 told before the line is found, only what the grader saw. Tasks that have not passed stay
@@ -34,7 +34,7 @@ _TRIES = 3  # on a terminal, before the answer may be asked for
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A broken unit: where it lies, and which of its lines count as the mistake."""
+    """A broken unit: its path, and which of its lines count as the mistake."""
 
     entry: Entry
     milestone: Task
@@ -51,7 +51,7 @@ def hunt(
     new: bool = False,
     seed: int = 0,
 ) -> int:
-    """Show a broken unit, or judge the line that was named; 0 if it was found.
+    """Show a broken unit, or judge the named line; return 0 if it's the right one.
 
     Raises:
         CurriculumError: no such milestone, none that has passed, or nothing to hunt.
@@ -90,7 +90,7 @@ def _milestone(
     *,
     anyway: bool,
 ) -> Task:
-    """The milestone that was named, else the last one that has passed."""
+    """Return the named milestone, or else the last one that has passed."""
     numbers = {entry.hunt for entry in entries}
     known = [task for task in curriculum.tasks if task.number in numbers]
     passed = passed_tasks(curriculum, progress)
@@ -124,7 +124,7 @@ def _open_hunt(
     *,
     anyway: bool,
 ) -> tuple[Task, Entry]:
-    """The hunt that a line is the answer to: an answer begins no other one."""
+    """Return the hunt that a line answers, without starting another one."""
     asked = curriculum.task(name).number if name else ""
     by_id = {entry.id: entry for entry in entries}
     for task in reversed(curriculum.tasks):
@@ -152,7 +152,7 @@ def _entry_to_hunt(
     new: bool,
     seed: int,
 ) -> Entry:
-    """The one that is open, else one that was not found yet, drawn from a seed."""
+    """Return the open hunt, or else draw one that wasn't found yet."""
     here = sorted((e for e in entries if e.hunt == task.number), key=lambda e: e.id)
     kept = _kept(progress, task)
     current, found = kept.current, kept.found
@@ -169,7 +169,7 @@ def _entry_to_hunt(
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What is remembered of a milestone: the open hunt, and those that are over.
+    """The record of a milestone: the open hunt and those that are over.
 
     `filled` are the tasks that the open one's file shows: its line numbers must stay.
     """
@@ -213,7 +213,7 @@ def _prepare(
     entry: Entry,
     entries: list[Entry],
 ) -> Target:
-    """Write the broken unit, and know its lines.
+    """Write the broken unit, and remember its lines.
 
     Raises:
         CurriculumError: it cannot be written.
@@ -239,7 +239,7 @@ def _prepare(
 
 
 def right_text(solution: str, entry: Entry, entries: list[Entry]) -> str:
-    """What the mistake was made in: the solution, or a variant that is right too."""
+    """Return what we broke: the solution, or another right variant."""
     twin = next((other for other in entries if other.id == entry.twin), None)
     return twin.applied_to(solution) if twin else solution
 
@@ -258,7 +258,7 @@ def _tell(curriculum: Curriculum, progress: Progress, target: Target) -> None:
 
 
 def _part_of(curriculum: Curriculum, target: Target) -> str:
-    """Where it looked, if that is not the milestone itself but a task before it."""
+    """Say which task the grader looked at, if it wasn't the milestone itself."""
     task = curriculum.task(target.entry.task)
     if task.number == target.milestone.number:
         return ""
@@ -268,9 +268,9 @@ def _part_of(curriculum: Curriculum, target: Target) -> str:
 def _symptoms(
     curriculum: Curriculum, progress: Progress, target: Target
 ) -> list[tuple[str, str]]:
-    """The verdict on the broken unit, without the name of the mistake or the rule.
+    """Return the verdict on the broken unit without the mistake's name or rule.
 
-    Its last line says where the timeline of the run is, if ranks have run.
+    Its last line says where the run's timeline is, if ranks have run.
     """
     from distlab.grading.grade import Grader
     from distlab.grading.report import lines_of
@@ -288,7 +288,7 @@ def _symptoms(
 
 
 def bare(verdict: TaskVerdict) -> TaskVerdict:
-    """What was seen, without what it means: a diagnosis would give it away."""
+    """Return what the grader saw, but no diagnosis, which would give it away."""
     clauses = (_bare(clause, verdict.is_plan) for clause in verdict.clauses)
     return replace(verdict, slug="", clauses=tuple(clauses))
 

@@ -1,4 +1,4 @@
-"""`distlab mutants`: the autograder's own exam, with its marks per task."""
+"""`distlab mutants`: test the autograder itself, with results per task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mutants(
     stamp: bool = False,
     minutes: float = math.inf,
 ) -> int:
-    """Grade the catalogue; 0 when each entry was judged as it says itself, else 1.
+    """Grade the catalogue; return 0 if each entry was judged as it expects, else 1.
 
     With `generated`, generated mutants too: each is rejected, or survives for
     a reason that is written down. With `touched`, every entry of the units that changed
@@ -228,7 +228,7 @@ BEGIN, END = "<!-- distlab mutants --readme -->\n", "<!-- end -->\n"
 
 
 def write_readme() -> int:
-    """Put the counts of today's catalogue between the marks of its readme."""
+    """Put the current catalogue's counts between the marks of its readme."""
     curriculum = load_curriculum()
     path = curriculum.root / COUNTS
     head, rest = path.read_text(encoding="utf-8").split(BEGIN)
@@ -239,7 +239,7 @@ def write_readme() -> int:
 
 
 def readme_table(curriculum: Curriculum) -> str:
-    """How many solutions the autograder is tried on, task by task."""
+    """Count the solutions that we try the autograder on, task by task."""
     from distlab.grading.catalogue import read_catalogue
     from distlab.grading.generated import generate, read_reasons
 

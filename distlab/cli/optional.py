@@ -1,4 +1,4 @@
-"""The stretch tasks: when `distlab` speaks of them, and in which words.
+"""Decide when and how to mention the optional tasks.
 
 They are off the path: nothing on it waits for one, and the next task is never one while
 there is another. A phase's are offered once all its ordinary tasks have passed.
@@ -13,7 +13,7 @@ from distlab.curriculum import Curriculum, Task
 
 
 def offered(curriculum: Curriculum, passed: Collection[str], task: Task) -> list[Task]:
-    """Those of `task`'s phase that have not passed, if its ordinary ones all have."""
+    """Return the phase's open optional tasks once all its ordinary ones have passed."""
     (units,) = (
         {unit.name for unit in phase.units}
         for phase in curriculum.phases

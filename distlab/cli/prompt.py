@@ -1,4 +1,4 @@
-"""Screens that ask something: a title, plain lines, one question at the bottom."""
+"""Show screens with a title, plain lines, and a question at the bottom."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WITH_GOTO = ("code", "code-insiders", "codium", "cursor")
 
 
 class QuitError(Exception):
-    """The learner has had enough for now; not a failure."""
+    """The learner wants to stop for now, which isn't a failure."""
 
 
 def title(text: str) -> None:
-    """Begin a screen: an empty one on a terminal, a few lines on elsewhere."""
+    """Begin a screen: clear a terminal, or skip a few lines elsewhere."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         sys.stdout.write("\x1b[2J\x1b[H")
     rule = "─" * max(0, screen_width() - len(text) - 3)

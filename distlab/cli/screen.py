@@ -1,4 +1,4 @@
-"""Lines on the terminal: styled where it understands styles, plain elsewhere."""
+"""Print lines, with styles if the terminal understands them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def say_aloud(*lines: str) -> None:
 
 
 def say_nothing(*lines: str) -> None:
-    """In place of `say_aloud` where one JSON object is all that is printed."""
+    """Replace `say_aloud` when we print only a JSON object."""
 
 
 def show_json(value: Any) -> None:
@@ -70,7 +70,7 @@ def show_json(value: Any) -> None:
 
 
 def warn(sentence: str) -> None:
-    """One sentence beside the result, where `--json` and pipes do not see it."""
+    """Print a sentence where `--json` and pipes don't see it."""
     text = f"distlab: {sentence}"
     # A file or a program that reads it gets one line, unless a width is asked for.
     if sys.stderr and (sys.stderr.isatty() or os.environ.get("COLUMNS")):
@@ -79,7 +79,7 @@ def warn(sentence: str) -> None:
 
 
 def wrapped(text: str, indent: str = "", hanging: str = "  ") -> list[str]:
-    """The lines of a sentence, as wide as the screen and no wider than a verdict."""
+    """Wrap a sentence to the screen, but no wider than a verdict."""
     return textwrap.wrap(
         text,
         screen_width(),
@@ -91,7 +91,7 @@ def wrapped(text: str, indent: str = "", hanging: str = "  ") -> list[str]:
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """What fits of a line that a program printed."""
+    """Cut a program's line to what fits on the screen."""
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
@@ -118,7 +118,7 @@ def waiting(text: str = "", *, quiet: bool = False) -> Iterator[Callable[[str], 
 
 
 class _WaitingLine:
-    """One line of the screen, with the seconds since it was first shown."""
+    """A line of the screen with the seconds since we first showed it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -129,7 +129,7 @@ class _WaitingLine:
         self._ticker.start()
 
     def show(self, text: str) -> None:
-        """Show this from now on."""
+        """Show this text from now on."""
         with self._lock:
             if text.partition(" ")[0] != self._text.partition(" ")[0]:
                 self._since = time.monotonic()
@@ -137,7 +137,7 @@ class _WaitingLine:
             self._write()
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._closed.set()
         self._ticker.join()
         self.show("")
@@ -155,14 +155,14 @@ class _WaitingLine:
 
 
 def stopped() -> int:
-    """Say that Ctrl-C was heard, and give the exit code for it."""
+    """Say that we got the Ctrl-C, and return its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
     print("\nstopped; nothing is left running", file=sys.stderr)
     return 130
 
 
 def command(verb: str) -> str:
-    """How to type `distlab VERB` here: with its folder if it is not on the PATH."""
+    """Return how to type `distlab VERB` here, with its folder if not on the PATH."""
     if shutil.which("distlab"):
         return f"distlab {verb}".rstrip()
     program = Path(sys.prefix) / "bin" / "distlab"
@@ -172,5 +172,5 @@ def command(verb: str) -> str:
 
 
 def processes(count: int) -> str:
-    """How many, in words."""
+    """Say how many processes, in words."""
     return "1 process" if count == 1 else f"{count} processes"

@@ -1,4 +1,4 @@
-"""`distlab sim` and `distlab scale`: a learner's function on up to 4,096 ranks."""
+"""`distlab sim` and `distlab scale`: run a function on up to 4,096 simulated ranks."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def scale(
 
 
 def _last_name(curriculum: Curriculum) -> str:
-    """The number of the task that was checked last.
+    """Return the number of the task that was checked last.
 
     Raises:
         ValueError: it cannot be simulated.
@@ -133,7 +133,7 @@ def _is_well(row: Row) -> bool:
 
 
 def parsed_net(text: str) -> Network:
-    """The network that was asked for.
+    """Return the requested network.
 
     Raises:
         ValueError: it is malformed.
@@ -152,7 +152,7 @@ def settings_for(
     code: str,
     seed: int,
 ) -> dict[str, Any]:
-    """What is sent to the process that simulates.
+    """Return the request for the process that simulates.
 
     Raises:
         ValueError: something of it is malformed or unknown.
@@ -179,7 +179,7 @@ def settings_for(
 def simulated(
     settings: dict[str, Any], worlds: tuple[int, ...] | list[int]
 ) -> list[Row]:
-    """The figures of a run at each size, one after another, each in a new process.
+    """Yield the figures of a run at each size, each from a new process.
 
     Raises:
         ValueError: ranks that do not fit, or code that cannot be simulated.
@@ -220,7 +220,7 @@ def _why(done: Any, n: int) -> str:
 
 
 def require_room(world_size: int, num_bytes: int) -> None:
-    """The ranks and their tensors must fit into this machine.
+    """Require that the ranks and their tensors fit into this machine.
 
     Raises:
         ValueError: they do not.

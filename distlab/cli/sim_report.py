@@ -1,4 +1,4 @@
-"""What `distlab sim` and `distlab scale` report about simulated runs."""
+"""Word the reports of `distlab sim` and `distlab scale`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, str]]:
-    """The report of one run."""
+    """Return the report of one run."""
     n = row["world_size"]
     ranks = "1 rank" if n == 1 else f"{n} ranks"
     asked, given = settings["num_bytes"], row["num_bytes"]
@@ -82,7 +82,7 @@ _NAMES = {"reference_s": "reference", **FORMULAS}
 
 
 def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float | None]:
-    """Formulas for what the function does, and a lower bound, where they are known."""
+    """Return known formulas for what the function does, and a lower bound."""
     from distlab.sim import AlphaBeta
     from distlab.sim.plans import closed_forms as forms
 
@@ -132,7 +132,7 @@ def _kind_of(function: str, row: Row) -> str:
 def table(
     settings: dict[str, Any], rows: list[Row], net: Network, name: str
 ) -> list[tuple[str, str]]:
-    """A line for each number of ranks; the network's name is that which was typed."""
+    """Return a line for each number of ranks, with the network's name as typed."""
     size = size_words(settings["num_bytes"])
     known = [name for name in FORMULAS if any(row[name] is not None for row in rows)]
     why = next(filter(None, (why_no_formula(settings, row, net) for row in rows)), "")

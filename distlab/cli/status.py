@@ -1,4 +1,4 @@
-"""`distlab status`: where the learner is on the path."""
+"""`distlab status`: show how far the learner has come."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def status(
 def _route(
     curriculum: Curriculum, progress: Progress, route: Route
 ) -> list[tuple[str, str]]:
-    """The tasks of a route, how many minutes are left, and which one is next."""
+    """Show a route's tasks, the minutes left, and which one is next."""
     state = progress.read().get("tasks", {})
     passed = passed_tasks(curriculum, progress)
     tasks = [task for task in curriculum.tasks if task.id in route.tasks]
@@ -91,7 +91,7 @@ def _route(
 
 
 def _scores(curriculum: Curriculum, kept: dict[str, Any]) -> list[tuple[str, str]]:
-    """How many mistakes were found in hunts, and caught by tests of one's own."""
+    """Count the mistakes found in hunts and caught by the learner's own tests."""
     hunts = kept.get("hunts", {}).values()
     lists = [hunt.get("found") for hunt in hunts if isinstance(hunt, dict)]
     found = {id_ for ids in lists if isinstance(ids, list) for id_ in ids}
@@ -135,7 +135,7 @@ def _next(
 def _recap(
     curriculum: Curriculum, progress: Progress, last: dict[str, Any], now: datetime
 ) -> list[tuple[str, str]]:
-    """After a long pause: what was done last, what is next, and what it is about."""
+    """Say after a long pause what was done last, what is next, and its idea."""
     try:
         then = datetime.fromisoformat(last["at"])
         days = (now - then).days
@@ -158,7 +158,7 @@ def _recap(
 def _row(
     curriculum: Curriculum, task: Task, state: dict[str, Any], passed: set[str]
 ) -> tuple[str, str]:
-    """A task's mark, number, title, and how often it was checked."""
+    """Format a task's mark, number, title, and number of checks."""
     entry = state.get(task.id, {})
     checks = entry.get("checks", 0)
     used = f"{checks} check{'s' * (checks != 1)}" if checks else ""

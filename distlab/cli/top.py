@@ -1,4 +1,4 @@
-"""`distlab top`: the records of a run, as they come, and whom they point at."""
+"""`distlab top`: show a run's records as they come, and the ranks they accuse."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def top(folder: Folder = None, once: Once = False) -> int:
 
 
 def _newest() -> Path:
-    """The folder of the newest records below the working folder.
+    """Return the folder of the newest records below the working folder.
 
     Raises:
         ValueError: there is none.
@@ -81,10 +81,10 @@ def _newest() -> Path:
 
 
 def namer() -> Namer:
-    """What names suspects: the unit `monitoring`, as `distlab use` says.
+    """Load the unit `monitoring`, which names suspects, as `distlab use` says.
 
-    It takes a second: torch is imported. What is wrong with the learner's file is a
-    sentence in place of the suspects.
+    This takes a second to import torch. If the learner's file has a mistake, a
+    sentence about it replaces the suspects.
     """
     from distlab.curriculum import CurriculumError, SourceError, load_curriculum
     from distlab.curriculum.choose import chosen_unit
@@ -131,7 +131,7 @@ def _live(folder: Path) -> int:
 
 
 def _quits(next_key: Callable[[], str]) -> bool:
-    """Wait for the next look at the folder; whether q was pressed meanwhile."""
+    """Wait for the next look at the folder; return True if q was pressed."""
     until = time.monotonic() + EVERY_S
     while time.monotonic() < until:
         if next_key() == "q":
@@ -141,7 +141,7 @@ def _quits(next_key: Callable[[], str]) -> bool:
 
 
 def _frame(folder: Path, console: Console, name: Namer | None) -> tuple[Text, bool]:
-    """The view as it is now, and whether the run has ended."""
+    """Return the current view, and True if the run has ended."""
     from rich.text import Text
 
     from distlab.monitor.jsonl import read_folder

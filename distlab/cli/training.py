@@ -1,4 +1,4 @@
-"""How a training on the digits is shown: a line that moves, and a table at the end."""
+"""Show a training on the digits: a moving line, and a table at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERASE_REST = "\x1b[K"  # of the line, to the right of the cursor
 
 
 class Trained(Protocol):
-    """What a training gave, as far as it is shown here: an entry for each rank."""
+    """The result of a training that we show, with an entry for each rank."""
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -33,7 +33,7 @@ class Trained(Protocol):
 
 
 class LiveLine:
-    """One line that moves on a terminal; elsewhere, a plain line now and then."""
+    """A line that updates on a terminal, or a plain line now and then elsewhere."""
 
     def __init__(self, epochs: int = 0, *, quiet: bool = False) -> None:
         self._epochs = epochs
@@ -53,7 +53,7 @@ class LiveLine:
         sys.stdout.flush()
 
     def show(self, moment: Moment) -> None:
-        """Show how far the training is."""
+        """Show the progress."""
         due = moment.epoch % _PLAIN_EVERY == 0 and moment.epoch != self._shown
         if not self._moves and not due:
             return
@@ -66,7 +66,7 @@ class LiveLine:
         self.say(f"{text}   {time.monotonic() - self._started:.1f} s")
 
     def clear(self) -> None:
-        """Take the moving line away; elsewhere, end the lines with an empty one."""
+        """Remove the moving line, or end plain lines with an empty one."""
         if self._quiet:
             return
         sys.stdout.write(f"\r{_ERASE_REST}" if self._moves else "\n")
@@ -76,9 +76,9 @@ class LiveLine:
 def table(
     rows: Sequence[tuple[str, Trained, float | None]], *, timed: bool = True
 ) -> list[str]:
-    """Label, result and largest difference to the first row, side by side.
+    """Show label, result and largest difference from the first row, side by side.
 
-    Without the times where a prediction about them is still to come.
+    Leave out the times if the learner still has to predict them.
     """
     head = f"{'epoch time':<12}" if timed else ""
     lines = [
@@ -95,7 +95,7 @@ def table(
 
 
 def shard_table(shards: Sequence[Shard], *, head: str) -> list[str]:
-    """Who each rank is and what it owns; `head` stands above its first samples."""
+    """Show each rank and what it owns, with `head` above its first samples."""
     rows = [
         f"  {shard.rank:>4} {shard.pid:>9}    "
         f"{', '.join(map(str, shard.first))}, …".ljust(48)
@@ -108,7 +108,7 @@ def shard_table(shards: Sequence[Shard], *, head: str) -> list[str]:
 
 
 def accuracy(result: Trained) -> str:
-    """The held-out accuracy; a range where the ranks have different models."""
+    """Format the held-out accuracy, as a range if the ranks' models differ."""
     lowest, highest = min(result.accuracies), max(result.accuracies)
     if lowest == highest:
         return f"{lowest:.3f}"
@@ -116,7 +116,7 @@ def accuracy(result: Trained) -> str:
 
 
 def digests(result: Trained) -> str:
-    """The ranks' digests: one if it is the same on all."""
+    """Format the ranks' digests, or one if all are the same."""
     distinct = set(result.digests)
     num_ranks = len(result.digests)
     if len(distinct) > 1:
@@ -126,17 +126,17 @@ def digests(result: Trained) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in two or three digits."""
+    """Format seconds with two or three digits."""
     if seconds < 0.1:
         return f"{1000 * seconds:.1f} ms"
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def times(ratio: float) -> str:
-    """How many times something is as large as something else."""
+    """Say how many times as large something is."""
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
 
 
 def kilobytes(count: float) -> str:
-    """Bytes in thousands."""
+    """Format bytes in thousands."""
     return f"{count / 1000:.0f} kB"

@@ -1,4 +1,4 @@
-"""`distlab update`: the learner's code in newer templates; the old files are kept."""
+"""`distlab update`: move the learner's code into newer templates; keep old files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def update(unit_name: str = "") -> int:
 
 
 def _renewed(curriculum: Curriculum, unit: Unit) -> Carried | None:
-    """The unit's new text; nothing where the old one is current."""
+    """Return the unit's new text, or nothing if it is current."""
     solution = read_source(curriculum, unit, "reference").text
     path = unit.template(curriculum.root)
     if not path.exists():

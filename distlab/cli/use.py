@@ -1,4 +1,4 @@
-"""`distlab use`: whose part stands for a unit or a task where several work together."""
+"""`distlab use`: choose whose code runs where several units work together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distlab.curriculum.choose import (
 
 
 def use(side: str = "", names: Sequence[str] = ()) -> int:
-    """Set the side of units and tasks, and print what changed; alone, the whole table.
+    """Set the side of units and tasks and print changes, or print the whole table.
 
     Raises:
         CurriculumError: no such side, unit or task.
@@ -51,7 +51,7 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
 
 
 def _parts(curriculum: Curriculum) -> list[Part]:
-    """Whose each task is now, in the order of the path."""
+    """List whose code each task runs, in the order of the path."""
     order = [task.id for task in curriculum.tasks]
     choices = [chosen_unit(curriculum, unit) for unit in curriculum.units]
     parts = [part for choice in choices for part in choice.parts]

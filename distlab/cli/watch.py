@@ -1,4 +1,4 @@
-"""`distlab watch`: a verdict at every save.
+"""`distlab watch`: judge the code at every save.
 
 The ranks' zygote stays warm between saves, so a verdict costs a few forks.
 """
@@ -64,7 +64,7 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
 
 
 class _Session:
-    """What stays warm between two saves."""
+    """The state that stays warm between two saves."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class _Session:
         cluster.is_unwanted = self._is_unwanted
 
     def take_key(self) -> str:
-        """The key that was pressed, during the judgement or since."""
+        """Return the key that was pressed, during the judgement or since."""
         key, self._key = self._key or self._next_key(), ""
         return key
 
     def press(self, key: str) -> None:
-        """What the keys do, except c and q."""
+        """Handle the keys, except c and q."""
         if key == "n":
             self._go_on()
         elif key:
@@ -116,7 +116,7 @@ class _Session:
             self._say_keys()
 
     def _hint(self) -> None:
-        """One level deeper; the deepest is not said a second time."""
+        """Show a hint one level deeper, but the deepest only once."""
         number, deepest = self._task.number, len(LEVELS)
         if self._task.id in self._hinted:
             again = command(f"hint {number} --level {deepest}")
@@ -129,7 +129,7 @@ class _Session:
             self._hinted.add(self._task.id)
 
     def _go_on(self) -> None:
-        """To the next task; if the current one has not passed, at the second time."""
+        """Go to the next task; if the current one hasn't passed, ask for n twice."""
         task, following = self._task, self._following()
         passed = self._passed() | self._passed_here
         if following is None:
@@ -146,7 +146,7 @@ class _Session:
             self.judge_if_wanted(asked=True)
 
     def _following(self) -> Task | None:
-        """The next task of the path that has not passed; then those before this one."""
+        """Return the next open task of the path, or else an open one before it."""
         passed = self._passed() | self._passed_here
         return following(self._curriculum, passed, self._task)
 
@@ -163,11 +163,11 @@ class _Session:
             self._say("dim", "  no timeline yet; a run that fails draws one")
 
     def files(self) -> set[Path]:
-        """The learner's files."""
+        """Watch the learner's files."""
         return set(self._files)
 
     def judge_if_wanted(self, *, asked: bool) -> None:
-        """Judge; a newer save, or q, ends that: an endless loop takes long.
+        """Judge the task; a newer save or q ends this, as endless loops take long.
 
         `asked` is for the current task, whatever was saved.
         """
@@ -215,7 +215,7 @@ class _Session:
             self._tell_of_other_files(passed_again)
 
     def _digests(self) -> dict[str, str]:
-        """The digest of each task's code; as before where a file can't be read now."""
+        """Return the digest of each task's code; the old one if it can't be read."""
         found = dict(self._code)
         for task in self._curriculum.tasks:
             verdict, _ = look_at(self._curriculum, task, "mine")
@@ -224,7 +224,7 @@ class _Session:
         return found
 
     def _saved(self) -> list[Path]:
-        """The files that are not as they were at the last look."""
+        """Return the files that have changed since the last look."""
         return [
             path
             for path in self._files
@@ -255,7 +255,7 @@ class _Session:
                 return
 
     def _tell_of_other_files(self, passed_again: Sequence[TaskVerdict]) -> None:
-        """Say what came of a save that the current task has no part in."""
+        """Say what a save means that doesn't concern the current task."""
         time.sleep(_HALF_WRITTEN_S)
         if self._save_times() != self._under_judgement:
             raise RunCancelledError
@@ -273,7 +273,7 @@ class _Session:
         self._say_keys()
 
     def _move_on_if_begun(self) -> None:
-        """To the next task without n, if what was saved is a beginning of that."""
+        """Go to the next task without n if the learner has saved a start on it."""
         following = self._following()
         if self._name or following is None or self._task.id not in self._passed_here:
             return
@@ -282,7 +282,7 @@ class _Session:
             self._task = following
 
     def _broken_file(self) -> TaskVerdict | None:
-        """The verdict on a file that is no Python, or lacks a task that had passed."""
+        """Judge a file that isn't valid Python, or lacks a task that had passed."""
         current, passed = self._task.id, self._passed()
         read: set[str] = set()
         for task in self._curriculum.tasks:
@@ -300,7 +300,7 @@ class _Session:
         return None
 
     def _changed_since_passing(self) -> list[Task]:
-        """Other tasks that have passed and whose function is another one now."""
+        """Return other tasks that have passed and whose function has changed."""
         entries = self._progress.read().get("tasks", {})
         return [
             task
@@ -381,12 +381,12 @@ def _passed_last(entry: dict[str, Any]) -> bool:
 
 
 def _as_yet(clause: ClauseVerdict) -> str:
-    """What is known of the clause that failed last, while the others are judged."""
+    """Say what we know about the clause that failed last, while we judge the others."""
     return f"{clause.id} {'passes now' if clause.status == 'pass' else 'not yet'}"
 
 
 def _saves(files: set[Path]) -> Iterator[set[Any]]:
-    """A set of changes at each save, and an empty one now and then for the keys."""
+    """Yield a set of changes at each save, and sometimes an empty one for the keys."""
     from watchfiles import watch as watch_files
 
     # The folders, because many an editor saves a new file and renames it.
