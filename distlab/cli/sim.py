@@ -179,7 +179,7 @@ def settings_for(
 def simulated(
     settings: dict[str, Any], worlds: tuple[int, ...] | list[int]
 ) -> list[Row]:
-    """Yield the figures of a run at each size, each from a new process.
+    """Return the figures of a run at each size, each from a new process.
 
     Raises:
         ValueError: ranks that do not fit, or code that cannot be simulated.
