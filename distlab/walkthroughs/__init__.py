@@ -1,1 +1,1 @@
-"""What the notebooks and the guides run and show."""
+"""Run the experiments of the notebooks and the guides, and show their results."""

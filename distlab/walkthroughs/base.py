@@ -1,7 +1,7 @@
-"""What every walkthrough stands on: ranks to run on, and the code that they run.
+"""Provide every walkthrough with ranks and with the code that they run.
 
-The ranks run the learner's code, task by task, where it is finished, and otherwise the
-reference's: `distlab use` and DISTLAB_IMPL decide.
+For each task, the ranks run the learner's code if it is finished, and the reference's
+otherwise. `distlab use` and DISTLAB_IMPL can change that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = 27  # letters, at least, for the name of a task
 
 
 class Ranks:
-    """Warm ranks on this machine, simulated ones, and the units of a phase."""
+    """Warm ranks on this machine, simulated ranks, and the units of a phase."""
 
     def __init__(self, phase: int, preload: tuple[str, ...]) -> None:
         self._phase = phase
@@ -37,11 +37,11 @@ class Ranks:
         self._cluster.start(wait=False)
 
     def close(self) -> None:
-        """End all processes. Safe to call twice."""
+        """End all processes. You can call this twice."""
         self._cluster.close()
 
     def whose_code(self) -> list[str]:
-        """A line for each task of the phase: whose code runs, and its digest."""
+        """Return a line per task that says whose code runs, with its digest."""
         units = self._curriculum.phase(self._phase).units
         choices = [chosen_unit(self._curriculum, unit.name) for unit in units]
         parts = [part for choice in choices for part in choice.parts]
@@ -54,7 +54,7 @@ class Ranks:
         """Run `scenario` on real ranks.
 
         Raises:
-            NotYetError: it did not come to its end; with the verdict.
+            NotYetError: the scenario did not finish. The error has the verdict.
         """
         impl = self._implementation(unit)
         runs = PlayedRuns(self._cluster, impl, world_size, 0, _LIMITS)
@@ -69,7 +69,7 @@ class Ranks:
         net: AlphaBeta | None = None,
         **values: Any,
     ) -> SimRun:
-        """Run `scenario` in the simulated cluster; a hang is no error there."""
+        """Run `scenario` in the simulated cluster, where a hang is not an error."""
         return self._simulated(unit, world_size, scenario, values, net=net)
 
     def _simulated(
@@ -80,7 +80,7 @@ class Ranks:
         values: dict[str, Any],
         **options: Any,
     ) -> SimRun:
-        """`options` are those of `run_apart`."""
+        """Run `scenario` with the options of `run_apart`."""
         impl = self._implementation(unit)
         return run_apart(
             self._cluster,

@@ -1,11 +1,12 @@
-"""When do buckets leave and arrive? One backward pass in virtual time, on many ranks.
+"""Show when buckets leave and arrive in one backward pass in virtual time.
 
-A model of equal layers whose backward takes a given time each is wrapped in the unit's
-DistributedDataParallel, or in torch's own, and goes backward once on simulated ranks.
-Its gradients are small and the network is slow in the same measure, so that times are
-those of a large model and the run takes no memory.
+We wrap a model of equal layers, whose backward pass takes a given time each, in the
+unit's DistributedDataParallel or in torch's own, and run one backward pass on simulated
+ranks. Its gradients are small, and the network is slower by the same factor. The times
+are therefore those of a large model, but the run needs hardly any memory.
 
-Setting: 10 ms of backward, 100 MB of gradients, 8 ranks, 20 µs of latency, 12.5 GB/s.
+The setting is 10 ms of backward, 100 MB of gradients, 8 ranks, 20 µs of latency and
+12.5 GB/s.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Slow(torch.autograd.Function):
 
 
 class _Layers(nn.Module):
-    """Equal layers with `numbers` weights, whose backward takes `layer_s` each."""
+    """Equal layers of `numbers` weights, whose backward takes `layer_s` each."""
 
     def __init__(
         self,
@@ -82,9 +83,9 @@ class _Layers(nn.Module):
 
 
 def play(context: RankContext, unit: Any, settings: dict[str, Any]) -> str:
-    """What `distlab sim 3.10` runs: a step of 8 layers, two of them in a bucket.
+    """Run a step of 8 layers with two layers per bucket, for `distlab sim 3.10`.
 
-    The gradients have as many bytes as was asked for; backward takes 0.1 ns per byte.
+    The gradients have as many bytes as you ask for, and backward takes 0.1 ns per byte.
     """
     numbers = max(1, settings["num_bytes"] // 4 // PLAYED_LAYERS)
     layer_s = 4 * numbers * BACKWARD_S / 1e8
@@ -98,10 +99,12 @@ def play(context: RankContext, unit: Any, settings: dict[str, Any]) -> str:
 
 
 def lanes(code: str, num_buckets: int, world_size: int) -> Lanes:
-    """Of one backward with the unit's class: `code` is mine, reference or a file.
+    """Return the times of one backward pass with the unit's class.
+
+    `code` is mine, reference or a file.
 
     Raises:
-        ValueError: the layers cannot be shared out evenly to so many buckets.
+        ValueError: the layers cannot be divided evenly into this number of buckets.
     """
     unit = load("distributed_data_parallel", code)
     done = run(
@@ -144,9 +147,9 @@ def _backward(context: RankContext, unit: Any, bucket_mib: float) -> Lanes:
 
 
 def torchs_step_s(num_buckets: int, world_size: int) -> float:
-    """The same step with torch's DistributedDataParallel: its second one.
+    """Return the seconds of the same step with torch's DistributedDataParallel.
 
-    In its first step torch has buckets of its own choice; then it builds them anew.
+    We time the second step, because torch lays out its buckets again after the first.
     """
     done = sim_torch.run(
         _torchs_backward, world_size, _bucket_mib(num_buckets), net=_net()
@@ -173,7 +176,7 @@ def _torchs_backward(bucket_mib: float) -> float:
 
 
 def step_s(num_buckets: int, world_size: int) -> float:
-    """What the formula says, where the network is busy from the first bucket on."""
+    """Compute the time by the formula, for a network busy from the first bucket on."""
     hops = 2 * (world_size - 1)
     wire_s = 1e8 / world_size / BYTES_PER_S
     return BACKWARD_S / num_buckets + hops * (num_buckets * ALPHA_S + wire_s)

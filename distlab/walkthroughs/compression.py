@@ -1,7 +1,7 @@
-"""What is lost without error feedback? A quadratic loss on simulated ranks.
+"""Show how much you lose without error feedback, on a quadratic loss.
 
-Each rank's loss is ½ Σ a_i (x_i - c_i)² with its own targets c; all ranks have the same
-curvatures a, so that the best x is the mean of the targets.
+Each simulated rank has the loss ½ Σ a_i (x_i - c_i)² with its own targets c. All ranks
+have the same curvatures a, so the best x is the mean of the targets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE, NUM_RANKS, NUM_STEPS, RATE = 100, 4, 500, 0.05
 
 
 def gaps(code: str, ratio: float) -> tuple[float, float]:
-    """How far the loss is from the best one, with error feedback and without.
+    """Return how far the loss is from the best one, with and without error feedback.
 
     `code` is mine, reference or a file.
     """
@@ -36,9 +36,10 @@ def gaps(code: str, ratio: float) -> tuple[float, float]:
 
 
 def low_rank_errors(code: str, columns: int) -> tuple[float, float]:
-    """How far PowerSGD's first step and the mean of 100 are from the gradient, in %.
+    """Return the error of PowerSGD's first step and of the mean of 100 steps, in %.
 
-    The gradient stays the same. `code` is mine, reference or a file; `columns` is R.
+    The gradient stays the same. `code` is mine, reference or a file, and `columns` is
+    R.
     """
     unit = load("gradient_compression", code)
     play = partial(approximate, unit=unit, ranks=(columns,), num_steps=100)

@@ -1,4 +1,4 @@
-"""What the walkthrough of phase 1 shows: ranks run, and plain data comes back."""
+"""Run ranks for the walkthrough of phase 1, and return plain data."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ ALGORITHMS = (
     "reduce_scatter + all_gather",
 )
 SAMPLE_S = 20e-6
-"""Seconds of forward and backward for one sample, in the simulated cluster."""
+"""Seconds that forward and backward take per sample in the simulated cluster."""
 STEP_ELEMENTS = 250_000
 """Gradients of a simulated step: 1 MB in float32."""
 EQUAL = 1e-10
-"""Weights that differ less are equal up to rounding."""
+"""We treat weights that differ by less than this as equal up to rounding."""
 _SIZES = (64, KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """α and β of this machine, and the times that they were fitted to."""
+    """α and β of this machine, and the measured times that they were fitted to."""
 
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -54,18 +54,18 @@ class Fit:
 
     @property
     def net(self) -> AlphaBeta:
-        """A simulated network with this α and β."""
+        """Return a simulated network with this α and β."""
         return AlphaBeta(alpha_s=self.alpha_s, bytes_per_s=1 / self.beta_s)
 
     @property
     def fitted(self) -> list[float]:
-        """What the α–β model says for each size."""
+        """Return the prediction of the α–β model for each size."""
         return [self.alpha_s + self.beta_s * size for size in self.sizes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One training: by epoch, the distance from the single-process baseline."""
+    """One run, with the distance from the single-process baseline after each epoch."""
 
     distances: tuple[float, ...]
     accuracy: float
@@ -73,13 +73,13 @@ class Trained:
 
 
 class Walkthrough(Ranks):
-    """Ranks, and what they do in phase 1."""
+    """The experiments of phase 1, which run on ranks."""
 
     def __init__(self) -> None:
         super().__init__(1, (*PRELOADS, "distlab.walkthroughs.phase1_rank"))
 
     def ring(self, world_size: int, eager_bytes: int) -> dict[str, SimRun]:
-        """1 KiB around a ring, in four orders; a deadlock is an outcome here."""
+        """Send 1 KiB around a ring in four orders, some of which deadlock."""
         return {
             order: self._simulated(
                 "collectives",
@@ -92,7 +92,7 @@ class Walkthrough(Ranks):
         }
 
     def sent_bytes(self, world_size: int, num_elements: int) -> dict[str, list[int]]:
-        """By collective: the bytes that each rank sends."""
+        """Return the bytes that each rank sends, by collective."""
         return {
             name: [
                 int(record.sent_bytes or 0)
@@ -104,7 +104,7 @@ class Walkthrough(Ranks):
     def collective_times(
         self, world_sizes: Sequence[int], num_elements: int, net: AlphaBeta
     ) -> dict[str, list[float]]:
-        """Virtual seconds of the learner's algorithms, by number of ranks."""
+        """Return virtual seconds of the learner's algorithms, by number of ranks."""
         return {
             name: [
                 self._collective(name, n, num_elements, net=net).time_s
@@ -124,7 +124,7 @@ class Walkthrough(Ranks):
         return run
 
     def fit_link(self, seconds: float) -> Fit:
-        """Measure messages between two processes; fit α and β to relative errors."""
+        """Fit α and β to measured messages between two processes."""
         plan = Measurements(sizes=_SIZES, held_out=(), more_ranks=())
         net = calibrate(self._cluster, seconds, plan=plan).net
         sizes = np.array(_SIZES, dtype=float)
@@ -141,7 +141,7 @@ class Walkthrough(Ranks):
     def split_sums(
         self, num_elements: int, calls: Sequence[int], net: AlphaBeta
     ) -> dict[str, list[float]]:
-        """Seconds of the same sum on two ranks in more and more calls."""
+        """Return the seconds of the same sum on two ranks, by number of calls."""
         times: dict[str, list[float]] = {"measured": [], "predicted": []}
         for num_calls in calls:
             values = {"num_elements": num_elements, "num_calls": num_calls}
@@ -154,7 +154,7 @@ class Walkthrough(Ranks):
     def trainings(
         self, world_size: int, rates: dict[Mode, float], num_epochs: int
     ) -> dict[Mode, Trained]:
-        """Train on the digits in several modes, in the simulated cluster."""
+        """Train on the digits in several modes in the simulated cluster."""
         values = {"num_epochs": num_epochs}
         alone = {"mode": "alone", "learning_rate": rank.RATE, **values}
         baseline = self._training(1, alone)[0][0]
@@ -180,20 +180,20 @@ class Walkthrough(Ranks):
         return list(run.values)
 
     def coverage(self, world_size: int, num_epochs: int) -> dict[str, list[int]]:
-        """How many of the 1,797 digits rank 0 has read after each epoch."""
+        """Count how many of the 1,797 digits rank 0 has read after each epoch."""
         values = {"num_ranks": world_size, "num_epochs": num_epochs}
         run = self.run("data_loader", 1, rank.coverage, num_samples=1797, **values)
         counts: dict[str, list[int]] = run.values[0]
         return counts
 
     def baseline(self, num_epochs: int) -> DigitsResult:
-        """The digits in a single process, with global batches of 64."""
+        """Train on the digits in a single process, with global batches of 64."""
         return train_alone(DigitsConfig(world_size=1, epochs=num_epochs))
 
     def fit(
         self, world_size: int, global_batch_size: int, num_epochs: int
     ) -> DigitsResult:
-        """The learner's `fit` on real ranks."""
+        """Run the learner's `fit` on real ranks."""
         config = DigitsConfig(
             world_size=world_size,
             epochs=num_epochs,
@@ -212,7 +212,7 @@ class Walkthrough(Ranks):
     def errors_of_means(
         self, first_counts: Sequence[int], *, sort_by_class: bool
     ) -> dict[str, list[float]]:
-        """Errors of both means; a batch of 64, of which rank 0 has `first_counts`."""
+        """Return the errors of both means if rank 0 has `first_counts` samples."""
         run = self.run(
             "trainer",
             2,
@@ -225,7 +225,7 @@ class Walkthrough(Ranks):
         return errors
 
     def evaluate(self, counts: Sequence[int]) -> list[dict[str, float]]:
-        """By rank: what it has, and what the learner's `evaluate` returns there."""
+        """Return each rank's counts and the result of the learner's `evaluate`."""
         weights = tuple(self.baseline(2).weights[0].tolist())
         values = {"counts": tuple(counts), "weights": weights}
         run = self.run("trainer", len(counts), rank.evaluate_digits, **values)
@@ -237,7 +237,7 @@ class Walkthrough(Ranks):
         global_batch_size: int,
         straggler_factor: float = 1.0,
     ) -> dict[str, list[float]]:
-        """Virtual seconds of a training step; the last of several ranks is slower."""
+        """Return the virtual seconds of a step in which the last rank may be slower."""
         times: dict[str, list[float]] = {"step": [], "computation": []}
         for n in world_sizes:
             values = {
@@ -259,6 +259,6 @@ class Walkthrough(Ranks):
 
 
 def difference(result: DigitsResult, baseline: DigitsResult) -> float:
-    """The largest difference of any rank's weights from the baseline's."""
+    """Return the largest difference between any rank's weights and the baseline's."""
     (expected,) = baseline.weights
     return max(float((own - expected).abs().max()) for own in result.weights)

@@ -1,7 +1,7 @@
-"""A training loop as one finds them, with five faults: the walkthrough's bug hunt.
+"""A training loop of the kind you find online, with five bugs to hunt.
 
-Nothing here is to be copied. Who reads it looks for the faults; the walkthrough runs
-it, shows how it ends, and names them.
+Don't copy anything from here. The walkthrough asks the reader to find the bugs, runs
+the loop, shows how it ends, and names them.
 """
 
 from __future__ import annotations

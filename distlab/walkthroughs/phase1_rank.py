@@ -1,6 +1,6 @@
-"""What each rank does in the walkthrough of phase 1; `unit` is the learner's module.
+"""Run on each rank for the walkthrough of phase 1; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROUNDS = 5  # of a measurement, of which the median counts
 def ring(
     context: RankContext, unit: ModuleType, *, seed: int = 0, order: str, num_bytes: int
 ) -> None:
-    """Every rank sends to the right and receives from the left, in this order."""
+    """Send to the right and receive from the left on every rank, in this order."""
     comm = context.comm
     outgoing = torch.zeros(num_bytes, dtype=torch.uint8)
     incoming = torch.empty_like(outgoing)
@@ -68,7 +68,7 @@ def one_collective(
     function: str,
     num_elements: int,
 ) -> None:
-    """One of the learner's collectives; the largest tensor has so many floats."""
+    """Run one of the learner's collectives, whose largest tensor has `num_elements`."""
     comm, n = context.comm, context.world_size
     full = torch.ones(num_elements // n * n)
     chunk = torch.ones(num_elements // n)
@@ -90,7 +90,7 @@ def split_sum(
     num_elements: int,
     num_calls: int,
 ) -> float:
-    """Seconds of the learner's all_reduce of so many floats, in equal calls."""
+    """Measure the seconds of the learner's all_reduce, split into equal calls."""
     buckets = torch.ones(num_elements).chunk(num_calls)
 
     def action() -> None:
@@ -108,7 +108,7 @@ def one_split_sum(
     num_elements: int,
     num_calls: int,
 ) -> None:
-    """The same once, for a simulated clock."""
+    """Run the same split sum once, for a simulated clock."""
     for bucket in torch.ones(num_elements).chunk(num_calls):
         unit.all_reduce(context.comm, bucket)
 
@@ -132,7 +132,7 @@ def timed_step(
     sample_s: float,
     num_elements: int,
 ) -> None:
-    """A training step by the simulated clock: this rank's samples, then the sum."""
+    """Take a step by the simulated clock: compute this rank's samples, then sum."""
     count = len(range(context.rank, global_batch_size, context.world_size))
     context.clock.sleep(count * sample_s)
     unit.all_reduce(context.comm, torch.ones(num_elements))
@@ -150,7 +150,7 @@ def coverage(
     num_ranks: int,
     num_epochs: int,
 ) -> dict[str, list[int]]:
-    """How many different samples rank 0 has read after each epoch."""
+    """Count how many different samples rank 0 has read after each epoch."""
     counts: dict[str, list[int]] = {"set_epoch called": [], "never called": []}
     for name, numbers in counts.items():
         sampler = unit.DistributedSampler(num_samples, 0, num_ranks)
@@ -167,7 +167,7 @@ def coverage(
 
 
 class Shards:
-    """This rank's equal shard of each global batch; an incomplete last one is left."""
+    """This rank's equal shard of each global batch, except an incomplete last one."""
 
     def __init__(self, rank: int, world_size: int, global_batch_size: int) -> None:
         self._data = load_digits_split()
@@ -194,7 +194,7 @@ def fit_digits(
     global_batch_size: int,
     num_epochs: int,
 ) -> tuple[list[float], Tensor]:
-    """The learner's `fit` on the digits: the losses and this rank's weights."""
+    """Run the learner's `fit` on the digits; return losses and this rank's weights."""
     comm = context.comm
     model = make_mlp(seed=comm.rank)  # fit makes them equal
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -214,7 +214,7 @@ def weights_by_epoch(
     learning_rate: float,
     num_epochs: int,
 ) -> tuple[list[Tensor], float]:
-    """This rank's weights after each epoch, and its accuracy after the last one."""
+    """Return this rank's weights after each epoch, and its final accuracy."""
     comm, data = context.comm, load_digits_split()
     step = {"alone": step_alone, "summed": step_summed}.get(mode, unit.train_step)
     model = make_mlp()
@@ -237,9 +237,9 @@ def errors_of_means(
     batch_size: int,
     sort_by_class: bool,
 ) -> dict[str, list[float]]:
-    """How far two means are from the gradient of the batch, by rank 0's sample count.
+    """Return how far two means are from the batch's gradient, by rank 0's count.
 
-    Relative to the length of that gradient. Two ranks.
+    There are two ranks, and the errors are relative to the length of that gradient.
     """
     data = load_digits_split()
     inputs, targets = data.train_inputs[:batch_size], data.train_targets[:batch_size]
@@ -271,9 +271,9 @@ def evaluate_digits(
     counts: tuple[int, ...],
     weights: tuple[float, ...],
 ) -> dict[str, float]:
-    """This rank's own accuracy, and what the learner's `evaluate` returns.
+    """Return this rank's own accuracy and the result of the learner's `evaluate`.
 
-    Rank 0 has the first samples of the held-out digits, sorted by class.
+    Rank 0 has the first samples of the held-out digits, which are sorted by class.
     """
     data, model = load_digits_split(), make_mlp()
     torch.nn.utils.vector_to_parameters(
@@ -294,7 +294,7 @@ def evaluate_digits(
 
 
 def _gradient(model: torch.nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Leave the mean gradient in the model; with no sample it is zero."""
+    """Leave the mean gradient in the model, which is zero without samples."""
     if len(targets):
         cross_entropy(model(inputs), targets).backward()
     else:

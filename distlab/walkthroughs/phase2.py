@@ -1,4 +1,4 @@
-"""What the walkthrough of phase 2 shows: ranks that run, and tables made of it."""
+"""Run ranks for the walkthrough of phase 2, and return tables."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ AT_ONCE = AlphaBeta(alpha_s=0.0, bytes_per_s=float("inf"))
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A schedule as it is played: a row per rank, an entry per unit of time."""
+    """A schedule as ranks run it, with a row per rank and an entry per unit of time."""
 
     text: str
     rows: tuple[tuple[str, ...], ...]
 
     @property
     def idle(self) -> list[int]:
-        """The units of time in which each rank is idle."""
+        """Count the units of time in which each rank is idle."""
         return [row.count(".") for row in self.rows]
 
     @property
     def num_chunks(self) -> int:
-        """How many model chunks a rank has: chunk 2 is F0'' in `rows`."""
+        """Count a rank's model chunks. In `rows`, chunk 2 is F0''."""
         return 1 + max(entry.count("'") for row in self.rows for entry in row)
 
     def blocks(self, rank: int) -> list[tuple[str, int, int]]:
-        """The entries of a rank with start and length, in units of time."""
+        """Return the entries of a rank with start and length, in units of time."""
         starts: list[tuple[str, int, int]] = []
         for time, entry in enumerate(self.rows[rank]):
             if starts and starts[-1][0] == entry:
@@ -57,7 +57,7 @@ class Played:
         return [block for block in starts if block[0] != "."]
 
     def live(self, rank: int) -> list[int]:
-        """How many microbatches' activations a rank keeps, at each unit of time."""
+        """Count the microbatches whose activations a rank keeps over time."""
         blocks = self.blocks(rank)
         begun = [start for entry, start, _ in blocks if entry.startswith("F")]
         ends = [start + n for entry, start, n in blocks if entry.startswith("B")]
@@ -69,7 +69,7 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleStep:
-    """One step of a training with loss scaling; the lists have an entry per rank."""
+    """One step with loss scaling. The lists have an entry per rank."""
 
     scale: float
     without_overflow: float
@@ -90,7 +90,7 @@ class Stages:
 
 
 class Walkthrough(Ranks):
-    """Ranks, and what they do in phase 2; most methods return the rows of a table."""
+    """The experiments of phase 2. Most methods return the rows of a table."""
 
     def __init__(self) -> None:
         preloads = (
@@ -101,7 +101,7 @@ class Walkthrough(Ranks):
         super().__init__(2, (*PRELOADS, *preloads))
 
     def memory_of_a_step(self, batch_sizes: Sequence[int], optimizer: str) -> Rows:
-        """MB of one training step by purpose, for each batch size."""
+        """Return the MB of one training step by purpose, for each batch size."""
         rows = {}
         for size in batch_sizes:
             run = self.run(
@@ -115,7 +115,7 @@ class Walkthrough(Ranks):
         return rows
 
     def accumulation(self, num_sequences: int, counts: Sequence[int]) -> Rows:
-        """MB that a rank of two sends and keeps, for each number of microbatches."""
+        """Return the MB that one of two ranks sends and keeps, for each K."""
         run = self.run(
             "gradient_accumulation",
             2,
@@ -135,7 +135,7 @@ class Walkthrough(Ranks):
         }
 
     def checkpoint_groups(self, num_layers: int) -> Rows:
-        """Peak and forward passes of layers, by the layers in a checkpointed group."""
+        """Return the peak and the forward passes, by layers per checkpointed group."""
         run = self.run(
             "activation_checkpointing",
             1,
@@ -151,7 +151,7 @@ class Walkthrough(Ranks):
         }
 
     def tiny_updates(self, first_weight: float, updates: Sequence[float]) -> Rows:
-        """The fraction of 100 updates that arrives in a bfloat16 weight."""
+        """Return the fraction of 100 updates that arrives in a bfloat16 weight."""
         run = self.run(
             "mixed_precision",
             1,
@@ -171,7 +171,7 @@ class Walkthrough(Ranks):
     def loss_scale(
         self, overflow_steps: Sequence[int], growth_interval: int, num_steps: int
     ) -> list[ScaleStep]:
-        """The loss scale of two ranks, step by step; rank 1's gradient overflows."""
+        """Return two ranks' loss scale by step, if rank 1's gradient overflows."""
         values = {"num_steps": num_steps, "growth_interval": growth_interval}
         without, with_overflow = (
             self.run(
@@ -190,9 +190,9 @@ class Walkthrough(Ranks):
         ]
 
     def stages(self, vocab_size: int, num_stages: int) -> dict[str, Stages]:
-        """A transformer in stages of equally many layers, and in the learner's stages.
+        """Divide a transformer into equal stages, and into the learner's stages.
 
-        Its costs are thousands of multiplications per token.
+        Costs are in thousands of multiplications per token.
         """
         config = TransformerConfig(
             vocab_size=vocab_size, context=32, dim=64, num_layers=6
@@ -222,10 +222,11 @@ class Walkthrough(Ranks):
     def schedules(
         self, num_ranks: int, num_microbatches: int, num_chunks: int
     ) -> dict[str, Played]:
-        """The learner's schedules, as the ranks run them; a forward takes `num_chunks`.
+        """Return the learner's schedules as the ranks run them.
 
-        A model chunk of interleaved 1F1B takes 1 then. Interleaved 1F1B is left out if
-        the ranks do not divide the microbatches.
+        A forward pass takes `num_chunks`, so that of one model chunk of interleaved
+        1F1B takes 1. We leave interleaved 1F1B out if the ranks do not divide the
+        microbatches.
         """
         names = {"GPipe": "gpipe", "1F1B": "one_f_one_b"}
         if num_microbatches % num_ranks == 0:
@@ -255,7 +256,7 @@ class Walkthrough(Ranks):
         return Played(text=text, rows=filled)
 
     def pipeline_memory(self, num_microbatches: int, microbatch_size: int) -> Rows:
-        """MB of activations at the peak on each of four ranks, by schedule."""
+        """Return the peak of activations in MB on each of four ranks, by schedule."""
         run = self.run(
             "pipeline_parallel",
             4,
@@ -271,7 +272,7 @@ class Walkthrough(Ranks):
         }
 
     def bubbles(self, num_ranks: int, counts: Sequence[int], num_chunks: int) -> Rows:
-        """The fraction of time that a rank is idle, by m: simulated and by formula."""
+        """Return the fraction of time that a rank is idle, simulated and by formula."""
         run = self.simulate(
             "pipeline_parallel",
             num_ranks,
@@ -292,7 +293,7 @@ class Walkthrough(Ranks):
         return rows
 
     def train_without(self, left_out: str, num_steps: int) -> Rows:
-        """The loss in each step on rank 0, with all operators and without one of them.
+        """Return rank 0's loss in each step, with all operators and without one.
 
         Raises:
             ValueError: `left_out` is neither f nor g.
@@ -315,7 +316,7 @@ class Walkthrough(Ranks):
     def sequence_lengths(
         self, num_ranks: int, lengths: Sequence[int]
     ) -> tuple[Rows, Rows]:
-        """MB that a rank sends, and MB of activations that it keeps, by length."""
+        """Return the MB that a rank sends, and keeps as activations, by length."""
         run = self.run(
             "tensor_parallel",
             num_ranks,
@@ -336,10 +337,10 @@ class Walkthrough(Ranks):
     def train(
         self, batch_sizes: Sequence[int], num_steps: int
     ) -> tuple[Rows, dict[str, float]]:
-        """MB that a rank of 2 × 2 sends in a step, by batch size and layout.
+        """Return the MB that a rank of 2 × 2 sends in a step, by batch size and layout.
 
-        And for each layout the largest difference of a loss from the single-process
-        baseline.
+        Also return the largest difference of a loss from the single-process baseline
+        for each layout.
         """
         units = choose_units(None)
         rows: Rows = {}
@@ -360,7 +361,7 @@ def _in_mb(num_bytes: Mapping[str, float]) -> dict[str, float]:
 
 
 def layer_costs(config: TransformerConfig) -> dict[str, float]:
-    """Multiplications per token of each layer: looking a token up takes none."""
+    """Count each layer's multiplications per token. Looking up a token needs none."""
     c, t = config.dim, config.context
     block = (
         12.0 * c * c + 2 * t * c
@@ -370,6 +371,6 @@ def layer_costs(config: TransformerConfig) -> dict[str, float]:
 
 
 def evenly(num_layers: int, num_stages: int) -> list[list[int]]:
-    """Stages of equally many layers, whatever they cost."""
+    """Divide the layers into stages of equal numbers, whatever they cost."""
     ends = [num_layers * stage // num_stages for stage in range(num_stages + 1)]
     return [list(range(*pair)) for pair in pairwise(ends)]

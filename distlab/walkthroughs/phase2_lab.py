@@ -1,7 +1,7 @@
-"""The figures and tables of phase 2's walkthrough: rows of numbers in, a figure out.
+"""Turn rows of numbers into the figures and tables of phase 2's walkthrough.
 
-`print_table` prints the same numbers. Colors never stand alone: there is a word, a
-marker or a hatch beside each.
+`print_table` prints the numbers of a figure. We never rely on color alone, so each
+color also has a word, a marker or a hatch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PARTS = {
 
 
 def draw_stacked(rows: Rows, *, xlabel: str, ylabel: str) -> None:
-    """One bar for each row, of its parts one after another."""
+    """Draw one bar for each row, with its parts one after another."""
     _, axis = plt.subplots(figsize=(7, 0.9 + 0.42 * len(rows)))
     starts = dict.fromkeys(rows, 0.0)
     for index, column in enumerate(next(iter(rows.values()))):
@@ -58,7 +58,7 @@ def draw_stacked(rows: Rows, *, xlabel: str, ylabel: str) -> None:
 
 
 def draw_bars(rows: Rows, *, xlabel: str, ylabel: str) -> None:
-    """A group of bars for each row, from zero; a bar for each column."""
+    """Draw a group of bars for each row, with one bar per column, from zero."""
     _, axis = plt.subplots(figsize=(6.5, 3))
     names = list(next(iter(rows.values())))
     width = 0.8 / len(names)
@@ -87,10 +87,10 @@ def draw_panels(
     xlabel: str,
     doubling: bool = False,
 ) -> None:
-    """Line charts beside each other: a panel for each y label, a line per column.
+    """Draw line charts side by side, with a panel per y label and a line per column.
 
-    With `doubling` the x axis is logarithmic; the y axes start at zero. "a, formula" is
-    a line through the markers of "a".
+    With `doubling` the x axis is logarithmic. The y axes start at zero. The line "a,
+    formula" goes through the markers of "a".
     """
     figure, axes = plt.subplots(
         1, len(panels), figsize=(max(6.5, 4.2 * len(panels)), 3.2), squeeze=False
@@ -118,7 +118,7 @@ def draw_panels(
 
 
 def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Later lines are thinner, so that a line below them can be seen."""
+    """Make later lines thinner, so that you can see a line below them."""
     styles: dict[str, dict[str, Any]] = {}
     for name in names:
         measured = name.removesuffix(", formula")
@@ -139,12 +139,12 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def columns(rows: Rows, *names: str) -> Rows:
-    """The same rows with these columns only."""
+    """Return the same rows with only these columns."""
     return {label: {name: row[name] for name in names} for label, row in rows.items()}
 
 
 def differences(rows: Rows, baseline: str) -> Rows:
-    """How far every other column is from that of the baseline."""
+    """Return how far every other column is from the baseline's."""
     return {
         label: {
             f"error, {column}": abs(value - row[baseline])
@@ -156,7 +156,7 @@ def differences(rows: Rows, baseline: str) -> Rows:
 
 
 def draw_groups(rows: Rows) -> None:
-    """Peak activations by rows of group sizes, as bars; a line for no checkpointing."""
+    """Draw peak activations by group size as bars, and no checkpointing as a line."""
     _, axis = plt.subplots(figsize=(6.5, 3))
     without, *groups = rows.items()
     values = [row["peak"] for _, row in groups]
@@ -175,7 +175,7 @@ def draw_groups(rows: Rows) -> None:
 
 
 def draw_loss_scale(steps: Sequence[ScaleStep]) -> None:
-    """The loss scale step by step, logarithmic; a cross where all ranks skip."""
+    """Draw the loss scale by step, with a cross where all ranks skip."""
     _, axis = plt.subplots(figsize=(6.5, 3))
     numbers, scales = range(len(steps)), [step.scale for step in steps]
     plain = [step.without_overflow for step in steps]
@@ -202,7 +202,7 @@ def draw_loss_scale(steps: Sequence[ScaleStep]) -> None:
 
 
 def print_loss_scale(steps: Sequence[ScaleStep]) -> None:
-    """A line per step: both scales, each rank's gradient and what each rank does."""
+    """Print for each step both scales, and each rank's gradient and action."""
     print("step   no overflow   overflow   gradients of ranks 0, 1   ranks 0, 1")
     for number, step in enumerate(steps):
         gradients = ", ".join("finite" if f else "inf" for f in step.finite)
@@ -214,7 +214,7 @@ def print_loss_scale(steps: Sequence[ScaleStep]) -> None:
 
 
 def draw_stages(ways: Mapping[str, Stages]) -> None:
-    """A bar per stage, of its layers, and the bottleneck of each way to partition."""
+    """Draw a bar per stage with its layers, and the bottleneck of each partition."""
     num_bars = sum(len(stages.costs) for stages in ways.values())
     _, axis = plt.subplots(figsize=(7, 0.9 + 0.42 * num_bars))
     for index, (way, stages) in enumerate(ways.items()):
@@ -245,7 +245,7 @@ def draw_stages(ways: Mapping[str, Stages]) -> None:
 
 
 def print_stages(ways: Mapping[str, Stages]) -> None:
-    """The cost and the layers of each stage, and the bottleneck of each way."""
+    """Print the cost and the layers of each stage, and the bottleneck of each way."""
     for way, stages in ways.items():
         for number, layers in enumerate(stages.layers):
             cost = stages.costs[number]
@@ -255,7 +255,7 @@ def print_stages(ways: Mapping[str, Stages]) -> None:
 
 
 def draw_schedules(plays: Mapping[str, Played], *, unit: str) -> None:
-    """A panel for each schedule, all with the same time axis; `unit` is its unit."""
+    """Draw a panel for each schedule, all with the same time axis, in `unit`."""
     num_ranks = len(next(iter(plays.values())).rows)
     end = max(len(play.rows[0]) for play in plays.values())
     figure, axes = plt.subplots(
@@ -284,7 +284,7 @@ def draw_schedules(plays: Mapping[str, Played], *, unit: str) -> None:
 
 
 def _block(axis: Axes, rank: int, entry: str, start: int, length: int) -> None:
-    """Model chunks after the first one are paler, and have a ' behind the number."""
+    """Draw a block, paler and marked with a ' if it isn't of the first chunk."""
     shade = 0.4 if entry.endswith("'") else 1.0
     corner = start, rank
     color = _KINDS[entry[0]]
@@ -295,9 +295,9 @@ def _block(axis: Axes, rank: int, entry: str, start: int, length: int) -> None:
 
 
 def schedule_rows(plays: Mapping[str, Played]) -> Rows:
-    """Time, idle time of rank 0, and the most that two ranks keep at any time.
+    """Return time, idle time of rank 0, and the most that two ranks keep at once.
 
-    They keep activations; the unit is one microbatch in all layers of a rank.
+    They keep activations, and the unit is one microbatch in all layers of a rank.
     """
     return {
         title: {

@@ -1,7 +1,7 @@
-"""Phase 2's walkthrough, the bytes: what is kept for backward, and what is sent.
+"""Count bytes for phase 2's walkthrough: activations kept, and messages sent.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`. `unit` is the
-learner's module.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`, where
+`unit` is the learner's module.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def memory_of_a_step(
     batch_size: int,
     optimizer: str,
 ) -> dict[str, int]:
-    """Bytes of one step of the course's transformer in float32, by purpose.
+    """Count the bytes of one step of the course's transformer in float32, by purpose.
 
-    `optimizer` is the name of a class of torch.optim.
+    `optimizer` is the name of a class in torch.optim.
     """
     config = MeshConfig(batch_size=batch_size)
     model, batch = config.make_model().float(), config.batch(0)
@@ -61,9 +61,10 @@ def accumulate(
     num_sequences: int,
     counts: tuple[int, ...],
 ) -> list[dict[str, int]]:
-    """One step in K microbatches, for each K: bytes sent and kept, by this rank.
+    """Count this rank's bytes sent and kept in one step of K microbatches, for each K.
 
-    `each` is what is sent if every microbatch's gradients are, `once` by sync_once.
+    `each` counts a step that sends the gradients of every microbatch, and `once` a step
+    with sync_once.
     """
     config = MeshConfig(num_layers=2, batch_size=num_sequences)
     comm, traffic = context.comm, context.traffic
@@ -97,10 +98,10 @@ def _sync_each(
 def checkpoint_groups(
     context: RankContext, unit: ModuleType, *, seed: int = 0, num_layers: int
 ) -> list[dict[str, Any]]:
-    """The peak with groups of g layers checkpointed, for each g that divides them.
+    """Return the peak with checkpointed groups of g layers, for each divisor g.
 
-    A layer keeps one activation, its output. The peak is in units of that activation.
-    The first entry, with g = 0, is a step without checkpointing.
+    A layer keeps one activation, its output, which is also the unit of the peak. The
+    first entry, with g = 0, is a step without checkpointing.
     """
     torch.manual_seed(seed)
     layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(num_layers)]
@@ -135,9 +136,9 @@ def pipeline_memory(
     num_microbatches: int,
     microbatch_size: int,
 ) -> dict[str, int]:
-    """The peak of this rank's activations in one batch, by schedule.
+    """Return the peak of this rank's activations in one batch, by schedule.
 
-    Each stage is one block of the same size.
+    Each stage is one block, and all blocks have the same size.
     """
     comm, config = context.comm, TransformerConfig(context=32, dim=64)
     torch.manual_seed(seed)
@@ -156,14 +157,14 @@ def pipeline_memory(
 
 
 def _mean(output: Tensor, target: Tensor) -> Tensor:
-    """A loss that keeps no activation."""
+    """Return a loss that keeps no activation."""
     return output.mean()
 
 
 def sequence_lengths(
     context: RankContext, unit: ModuleType, *, seed: int = 0, lengths: tuple[int, ...]
 ) -> list[dict[str, dict[str, int]]]:
-    """One block, forward and backward: bytes sent and kept, by way to shard it."""
+    """Count bytes sent and kept for one block forward and backward, by sharding."""
     config = TransformerConfig(dim=64)
     rows = []
     for length in lengths:

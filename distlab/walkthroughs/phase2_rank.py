@@ -1,7 +1,8 @@
-"""What each rank does in the walkthrough of phase 2; `unit` is the learner's module.
+"""Run on each rank for the walkthrough of phase 2; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`. Those about
-bytes are in `phase2_memory.py`, the 2 × 2 ranks in `phase2_mesh_rank.py`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`. Those
+that count bytes are in `phase2_memory.py`, and the 2 × 2 ranks are in
+`phase2_mesh_rank.py`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def tiny_updates(
     updates: tuple[float, ...],
     num_steps: int,
 ) -> list[dict[str, float]]:
-    """How much of all updates together arrives in a weight, for each size of update.
+    """Return how much of all updates arrives in a weight, for each size of update.
 
-    In bfloat16 alone, and in bfloat16 with the learner's float32 master weights.
+    We update it in bfloat16 alone, and in bfloat16 with the learner's float32 master
+    weights.
     """
     rows = []
     for update in updates:
@@ -83,9 +85,9 @@ def loss_scale(
     growth_interval: int,
     overflow_steps: tuple[int, ...],
 ) -> list[dict[str, Any]]:
-    """The scale in each step, what the gradient of this rank was, and if it stepped.
+    """Return for each step the scale, this rank's gradient, and whether it stepped.
 
-    In `overflow_steps` the gradient of the last rank is inf.
+    In `overflow_steps`, the gradient of the last rank is inf.
     """
     weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
     optimizer = torch.optim.SGD([weight], lr=1e-6)
@@ -115,7 +117,7 @@ def cut_layers(
     costs: tuple[float, ...],
     num_stages: int,
 ) -> list[list[int]]:
-    """The learner's stages."""
+    """Return the learner's stages."""
     return [list(stage) for stage in unit.partition(list(costs), num_stages)]
 
 
@@ -130,9 +132,10 @@ def drawn_schedules(
     num_chunks: int,
     ticks: int,
 ) -> str:
-    """The table of the learner's lists; a forward takes `ticks`, a backward twice that.
+    """Lay out the learner's lists as a table. A backward takes twice `ticks`.
 
-    `num_chunks` is the number of model chunks of a rank, for interleaved 1F1B.
+    A forward takes `ticks`. `num_chunks` is the number of model chunks of a rank, for
+    interleaved 1F1B.
     """
     make, chunks = getattr(unit, name), (num_chunks,) * (name == "interleaved")
     schedules = [
@@ -149,7 +152,7 @@ def pipeline_times(
     counts: tuple[int, ...],
     num_chunks: int,
 ) -> list[dict[str, float]]:
-    """Virtual seconds of a batch in m microbatches, for each m, by schedule."""
+    """Return the virtual seconds of a batch in m microbatches, by m and by schedule."""
     comm, x = context.comm, torch.ones(1, 1, dtype=torch.float64)
     rank, n = comm.rank, comm.world_size
 
@@ -185,9 +188,9 @@ def train_without(
     num_steps: int,
     left_out: str,
 ) -> dict[str, list[float]]:
-    """The losses of a training: single process, with f and g, and without one of them.
+    """Return losses for a single process, with f and g, and without one of them.
 
-    `left_out` is "f" or "g". Every block is sharded by the learner's functions.
+    `left_out` is "f" or "g". The learner's functions shard every block.
     """
     f, g = unit.copy_to_region, unit.reduce_from_region
     pairs: dict[str, tuple[Any, Any] | None] = {"single process": None}
@@ -223,5 +226,5 @@ def _train(
 
 
 def identity(comm: Comm, x: Tensor) -> Tensor:
-    """An operator that sends nothing, forward and backward."""
+    """Do nothing, forward and backward, in place of an operator that sends."""
     return x

@@ -1,6 +1,6 @@
-"""What the lab of phase 3 measures: methods that run ranks and return rows of numbers.
+"""Measure for the lab of phase 3: each method runs ranks and returns rows.
 
-Times of simulated runs are in virtual time: every machine gives the same ones. Only
+Simulated runs are in virtual time, so every machine gets the same times. Only
 `own_link` and `real_ratio` read this machine's clock.
 """
 
@@ -30,7 +30,7 @@ Rows = Mapping[str, Mapping[str, float]]
 LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 """A good data center: 10 µs, 100 Gbit/s."""
 ON_NODES = Fabric(node_size=8, nics=8, nic_bytes_per_s=50e9, oversub=4.0)
-"""Nodes of 8 GPUs with a NIC each; the uplinks are 4:1 oversubscribed."""
+"""Nodes of 8 GPUs with a NIC each, whose uplinks are 4:1 oversubscribed."""
 SUMS = {
     "naive": ("collectives", "all_reduce"),
     "ring": ("ring_allreduce", "all_reduce"),
@@ -45,7 +45,7 @@ _LIMITS = Limits(seconds=120)
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLink:
-    """α and β of this machine, and what they predict of the learner's ring."""
+    """α and β of this machine, and the times they predict for the learner's ring."""
 
     alpha_s: float
     s_per_byte: float
@@ -53,7 +53,7 @@ class OwnLink:
 
 
 class Walkthrough(Ranks):
-    """Ranks, and what they do in phase 3."""
+    """The experiments of phase 3, which run on ranks."""
 
     def __init__(self) -> None:
         modules = (rank, zero, services, server)
@@ -70,7 +70,7 @@ class Walkthrough(Ranks):
         faults: Faults | None = None,
         **values: Any,
     ) -> SimRun:
-        """Run `scenario` in the simulated cluster, to its end; no message is kept."""
+        """Run `scenario` in the simulated cluster until it ends, keeping no message."""
         options = {"net": net, "limits": _LIMITS, "journal": False, "trace": False}
         options["faults"] = faults
         done = self._simulated(unit, world_size, scenario, values, **options)
@@ -87,7 +87,7 @@ class Walkthrough(Ranks):
         net: Network = LINK,
         faults: Faults | None = None,
     ) -> float:
-        """Virtual µs of one of SUMS, or of "hierarchical", on n ranks.
+        """Return the virtual µs of one of SUMS, or of "hierarchical", on n ranks.
 
         Raises:
             ValueError: a rank has a wrong sum.
@@ -109,7 +109,7 @@ class Walkthrough(Ranks):
         return 1e-6 * self.sum_us("ring", NUM_WORKERS, num_bytes, server.SLOW_LINK)
 
     def scaling(self, counts: Sequence[int], num_bytes: int) -> Rows:
-        """µs by number of ranks: three all-reduces, and the learner's estimates."""
+        """Return µs of three all-reduces and their estimates, by number of ranks."""
         rows = {}
         for n in counts:
             [estimate] = self.estimates(n, [num_bytes])
@@ -125,7 +125,7 @@ class Walkthrough(Ranks):
     def estimates(
         self, n: int, sizes: Sequence[int], link: AlphaBeta = LINK
     ) -> list[dict[str, float]]:
-        """What the learner's estimate_time returns for each size."""
+        """Return the result of the learner's estimate_time for each size."""
         estimates: list[dict[str, float]] = self.run(
             "topology",
             1,
@@ -139,7 +139,7 @@ class Walkthrough(Ranks):
     def with_straggler(
         self, slow_rank: int, factor: float, n: int = 8, num_bytes: int = 2**23
     ) -> Rows:
-        """µs by algorithm: with equal ranks, and with one that has a slow link."""
+        """Return µs by algorithm, with equal links and with one slow link."""
         faults = Faults(straggler={slow_rank: factor})
         rows = {}
         for name in SUMS:
@@ -151,7 +151,7 @@ class Walkthrough(Ranks):
     def segments(
         self, latency_us: float, sizes_kib: Sequence[int], num_bytes: int = 2**22
     ) -> Rows:
-        """Virtual µs by segment size: the pipelined ring, and the ring of 3.3."""
+        """Return virtual µs of the pipelined ring and that of 3.3, by segment size."""
         seconds: list[dict[str, float]] = self.run(
             "ring_allreduce",
             1,
@@ -168,7 +168,7 @@ class Walkthrough(Ranks):
         }
 
     def own_link(self, n: int, sizes_kib: Sequence[int]) -> OwnLink:
-        """Fit α and β to messages between two of n processes; predict their ring."""
+        """Fit α and β to messages of two processes, and predict the ring of n."""
         sizes, unit = [1024 * size for size in sizes_kib], "ring_allreduce"
         values = self.run(unit, n, rank.real_times, sizes=tuple(sizes)).values
         messages_s = np.max([value["message"] for value in values[:2]], axis=0)
@@ -190,7 +190,7 @@ class Walkthrough(Ranks):
     def oversubscribed(
         self, ratios: Sequence[float], num_bytes: int, n: int = 32
     ) -> Rows:
-        """µs by oversubscription of the uplinks, of three all-reduces on nodes."""
+        """Return µs of three all-reduces on nodes, by oversubscription."""
         names = ("ring", "recursive doubling", "hierarchical")
         return {
             f"{ratio:g}": {
@@ -203,7 +203,7 @@ class Walkthrough(Ranks):
     def choices(
         self, ratio: float, counts: Sequence[int], sizes: Sequence[int]
     ) -> list[list[str]]:
-        """What the learner's choose returns: a row per n, a column per size.
+        """Return the learner's choices, with a row per n and a column per size.
 
         `ratio` is the oversubscription of the uplinks of ON_NODES.
         """
@@ -226,7 +226,7 @@ class Walkthrough(Ranks):
     def bucket_times(
         self, counts: Sequence[int], latencies_us: Sequence[float], n: int = 8
     ) -> Rows:
-        """Virtual ms of a backward() by number of buckets; a column per latency."""
+        """Return virtual ms of a backward() by number of buckets and latency."""
         return {
             f"{count}": {
                 f"α = {latency:g} µs": self._backward_ms(count, latency, n)
@@ -248,7 +248,7 @@ class Walkthrough(Ranks):
         return 1e3 * float(max(done.values))
 
     def beside_torch(self, caps_mib: Sequence[float], n: int = 8) -> Rows:
-        """Virtual µs of a step by bucket size: the learner's DDP, and torch's."""
+        """Return virtual µs of a step by bucket size, for both classes of DDP."""
         unit, values = "distributed_data_parallel", {"caps_mib": tuple(caps_mib)}
         run = self.run(unit, 1, rank.beside_torch, n=n, **values)
         seconds: dict[str, list[float]] = run.values[0]
@@ -258,7 +258,7 @@ class Walkthrough(Ranks):
         }
 
     def real_ratio(self) -> float:
-        """The learner's step by torch's on two real ranks: the median over steps."""
+        """Return the median ratio of the learner's step to torch's, on real ranks."""
         with tempfile.TemporaryDirectory() as folder:
             unit, meeting = "distributed_data_parallel", f"{folder}/meeting"
             run = self.run(unit, 2, rank.real_steps, meeting=meeting)
@@ -268,10 +268,10 @@ class Walkthrough(Ranks):
     # ── ZeRO ────────────────────────────────────────────────────────────────────────
 
     def sent_units(self, num_backwards: int, n: int = 4) -> Rows:
-        """What a rank sends per step, by stage, in units of (n - 1) / n · N elements.
+        """Return how much a rank sends per step, by stage, in units of (n - 1) / n · N.
 
-        Stage 0 is the learner's DistributedDataParallel; all but the last backward()
-        of its step are under no_sync().
+        Stage 0 is the learner's DistributedDataParallel. All but the last backward() of
+        its step are under no_sync().
         """
         values: dict[str, Any] = {"num_backwards": num_backwards}
         runs = [
@@ -294,9 +294,10 @@ class Walkthrough(Ranks):
         }
 
     def gradient_bytes(self, n: int, num_layers: int) -> Rows:
-        """Gradients on rank 0 in kB, by moment of a step: stages 1 and 2.
+        """Return rank 0's gradients in kB by moment of a step, for stages 1 and 2.
 
-        A layer has two moments: its gradient is ready, and its hooks have returned.
+        A layer has two moments: when its gradient is ready, and when its hooks have
+        returned.
         """
         held = [
             self.on_many(
@@ -317,7 +318,7 @@ class Walkthrough(Ranks):
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """α and β of α + β·bytes, with the least sum of squared relative errors."""
+    """Fit α and β of α + β·bytes, with the least sum of squared relative errors."""
     times = np.array(seconds)
     columns = np.stack([np.ones(len(times)), np.array(sizes, float)], axis=1)
     alpha_s, s_per_byte = np.linalg.lstsq(

@@ -1,7 +1,7 @@
-"""The figures and tables of phase 3's lab: rows of numbers in, a figure out.
+"""Turn rows of numbers into the figures and tables of phase 3's lab.
 
-`print_table` prints the same numbers. Colors never stand alone: there is a word, a
-marker or a hatch beside each.
+`print_table` prints the numbers of a figure. We never rely on color alone, so each
+color also has a word, a marker or a hatch.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _ENDS: dict[str, dict[str, Any]] = {
 def draw_lines(
     rows: Rows, *, xlabel: str, ylabel: str, logs: str = "", marks_lowest: bool = False
 ) -> None:
-    """A line per column over the rows, whose labels are numbers.
+    """Draw a line per column over the rows, whose labels are numbers.
 
-    "ring, estimate" is a line through the markers of "ring". Of "x" and "y", those in
-    `logs` are logarithmic; another y axis starts at zero.
+    The line "ring, estimate" goes through the markers of "ring". `logs` names the
+    logarithmic axes, "x" and "y". A linear y axis starts at zero.
     """
     _, axis = plt.subplots(figsize=(6.5, 3.2))
     xs = [float(label) for label in rows]
@@ -96,7 +96,7 @@ def _label_axes(axis: Axes, xs: Sequence[float], logs: str) -> None:
 def draw_bars(
     rows: Rows, columns: Sequence[str], *, ylabel: str, is_stacked: bool = False
 ) -> None:
-    """For each row a bar for each of these columns, from zero."""
+    """Draw a bar for each of these columns in every row, from zero."""
     _, axis = plt.subplots(figsize=(6.5, 3))
     width = 0.6 if is_stacked else 0.8 / len(columns)
     bottoms = [0.0] * len(rows)
@@ -116,7 +116,7 @@ def draw_bars(
 
 
 def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
-    """A stair for each column over the moments that the rows name, from zero."""
+    """Draw a stair for each column over the moments that the rows name, from zero."""
     _, axis = plt.subplots(figsize=(7, 3.2))
     names = list(next(iter(rows.values())))
     for index, name in enumerate(names):
@@ -135,7 +135,7 @@ def draw_moments(rows: Rows, *, xlabel: str, ylabel: str) -> None:
 
 
 def draw_lifelines(launched: Launched) -> None:
-    """A bar for each process, and a marker that says how it ended."""
+    """Draw a bar for each process, and a marker that says how it ended."""
     _, axis = plt.subplots(figsize=(8, 2.2))
     for line in launched.lifelines:
         length = line.to_s - line.from_s
@@ -162,7 +162,7 @@ def draw_lifelines(launched: Launched) -> None:
 def print_choices(
     counts: Sequence[int], choices: Mapping[str, Sequence[Sequence[str]]]
 ) -> None:
-    """The letters of the figure: for each number of ranks, a group per title."""
+    """Print the figure's letters, with a group per title in each row."""
     wide = {title: max(len(title), 2 * len(c[0]) - 1) for title, c in choices.items()}
     heads = ["ranks", *(title.ljust(wide[title]) for title in choices)]
     print("   ".join(heads).rstrip())
@@ -179,7 +179,7 @@ def draw_choices(
     sizes: Sequence[int],
     choices: Mapping[str, Sequence[Sequence[str]]],
 ) -> None:
-    """A grid for each title: a square per number of ranks and size, with a letter."""
+    """Draw a grid for each title, with a lettered square per ranks and size."""
     figure, axes = plt.subplots(
         1, len(choices), figsize=(4.6 * len(choices), 1.3 + 0.36 * len(counts))
     )

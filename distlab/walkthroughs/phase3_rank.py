@@ -1,6 +1,6 @@
-"""What each rank does in the lab of phase 3; `unit` is the learner's module.
+"""Run on each rank for the lab of phase 3; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def one_sum(
     function: str,
     num_bytes: int,
 ) -> bool:
-    """An all-reduce of so many bytes; whether the sum is correct."""
+    """Run an all-reduce of this size, and return whether the sum is correct."""
     n = context.world_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
     getattr(unit, function)(context.comm, tensor)
@@ -54,7 +54,7 @@ def one_sum_on_nodes(
     node_size: int,
     num_bytes: int,
 ) -> bool:
-    """The same in two levels, with an inter-node ring."""
+    """Run the same all-reduce in two levels, with an inter-node ring."""
     n, k = context.world_size, node_size
     tensor = torch.full((num_bytes // 4,), 1.0 + context.rank)
     nodes = [range(start, start + k) for start in range(0, n, k)]
@@ -72,7 +72,7 @@ def estimates(
     sizes: tuple[int, ...],
     link: tuple[float, float],
 ) -> list[dict[str, float]]:
-    """What estimate_time returns for each size."""
+    """Return the result of estimate_time for each size."""
     return [dict(unit.estimate_time(n, size, unit.Link(*link))) for size in sizes]
 
 
@@ -88,7 +88,7 @@ def choices(
     inter_node: tuple[float, float],
     uplink: float,
 ) -> list[list[str]]:
-    """What choose returns: a row per number of ranks, a column per size."""
+    """Return the result of choose, with a row per n and a column per size."""
     links = unit.Link(*intra_node), unit.Link(*inter_node)
     rows = []
     for n in counts:
@@ -111,7 +111,7 @@ def segmented(
     alpha_s: float,
     bytes_per_s: float,
 ) -> list[dict[str, float]]:
-    """Virtual seconds by segment size, on n ranks that add as fast as they send."""
+    """Return virtual seconds by segment size, if adding is as fast as sending."""
     options: dict[str, Any] = {
         "operation_s": lambda operand_bytes: operand_bytes / bytes_per_s,
         "net": AlphaBeta(alpha_s=alpha_s, bytes_per_s=bytes_per_s),
@@ -151,10 +151,10 @@ def _charged_sum_s(
 def real_times(
     context: RankContext, unit: ModuleType, *, seed: int = 0, sizes: tuple[int, ...]
 ) -> dict[str, list[float]]:
-    """By size: wall seconds of an exchange of ranks 0 and 1, and of the ring.
+    """Return the wall seconds of an exchange of ranks 0 and 1 and of the ring, by size.
 
-    Of ROUNDS loops the fastest counts: all else is disturbance. A round does both, so
-    that both meet the same disturbances.
+    We take the fastest of ROUNDS loops, because everything slower is a disturbance.
+    Each round measures both, so that the same disturbances affect both.
     """
     comm, peer = context.comm, 1 - context.rank
 
@@ -202,7 +202,7 @@ class _Slow(torch.autograd.Function):
 
 
 class Slow(nn.Module):
-    """A layer whose backward takes its time."""
+    """A layer whose backward pass takes a given time."""
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Slow(nn.Module):
         self._sleep = sleep
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds a number to x."""
+        """Add a number to x."""
         made: Tensor = _Slow.apply(x, self.weight, self._sleep)  # type: ignore[no-untyped-call]
         return made
 
@@ -218,7 +218,7 @@ class Slow(nn.Module):
 def one_backward(
     context: RankContext, unit: ModuleType, *, seed: int = 0, bucket_mib: float
 ) -> float:
-    """Virtual seconds of a backward() with the learner's DDP."""
+    """Return the virtual seconds of a backward() with the learner's DDP."""
     comm = context.comm
     layers = [Slow(context.clock.sleep) for _ in range(LAYERS)]
     ddp = unit.DistributedDataParallel(
@@ -242,9 +242,10 @@ def beside_torch(
     n: int,
     caps_mib: tuple[float, ...],
 ) -> dict[str, list[float]]:
-    """Virtual seconds of a training step on n ranks: the learner's DDP, and torch's.
+    """Return the virtual seconds of a step with the learner's DDP and with torch's.
 
-    Both run in a simulated torch.distributed, where computing takes time as well.
+    Both run on n ranks in a simulated torch.distributed, where computing takes time as
+    well.
     """
     found: dict[str, list[float]] = {"yours": [], "torch's": []}
     for cap_mib in caps_mib:
@@ -260,7 +261,7 @@ def beside_torch(
 
 
 def _third_step_s(unit: ModuleType, whose: str, cap_mib: float) -> float:
-    """On a simulated rank; torch's DDP lays out its buckets anew after the first."""
+    """Time the third step on a simulated rank, after torch's DDP set its buckets."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(16)))
     ddp: nn.Module
@@ -283,7 +284,7 @@ def _third_step_s(unit: ModuleType, whose: str, cap_mib: float) -> float:
 def real_steps(
     context: RankContext, unit: ModuleType, *, seed: int = 0, meeting: str
 ) -> list[float]:
-    """By step: the wall time of one with the learner's DDP by that of torch's."""
+    """Return for each step the ratio of the learner's wall time to that of torch's."""
     dist.init_process_group(
         "gloo",
         init_method=f"file://{meeting}",

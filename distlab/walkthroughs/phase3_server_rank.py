@@ -1,7 +1,7 @@
-"""What a rank does in the parameter server sections of phase 3's lab.
+"""Run on a rank for the parameter server sections of phase 3's lab.
 
-The server is the learner's, in virtual time; its workers are simulated ranks. `unit` is
-the learner's module, as in `phase3_rank`.
+The server is the learner's and runs in virtual time, and its workers are simulated
+ranks. `unit` is the learner's module, as in `phase3_rank`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def step_times(
     counts: tuple[int, ...],
     num_workers: int,
 ) -> list[dict[str, float]]:
-    """For each number of servers: virtual seconds of a step, by way to assign tensors.
+    """Return virtual seconds of a step, by number of servers and way to assign tensors.
 
-    A step is a push and a pull of all tensors by each worker. `sizes` are bytes.
+    In a step, each worker pushes and pulls all tensors. `sizes` are bytes.
     """
     rows = []
     for count in counts:
@@ -68,7 +68,7 @@ def _step_s(unit: ModuleType, loads: Sequence[int], num_workers: int) -> float:
     pulls = [message(PULL, 1)] * len(loads)
 
     def work(context: RankContext) -> float:
-        """Begin with another server than the other workers: all servers are busy."""
+        """Begin with another server than the other workers do, so that all are busy."""
         assert context.endpoint
         for requests in (pushes, pulls):
             for turn in range(len(loads)):
@@ -88,7 +88,7 @@ def _step_s(unit: ModuleType, loads: Sequence[int], num_workers: int) -> float:
 
 
 class _Watched:
-    """A server that is looked at after each push."""
+    """A server that we look at after each push."""
 
     def __init__(self, server: Any, clock: Any, look: Callable[[float, Any], None]):
         self._server, self._clock, self._look = server, clock, look
@@ -118,7 +118,7 @@ def work_for(
     look: Callable[[float, Any], None],
     faults: Faults | None = None,
 ) -> None:
-    """Workers pull, compute for so many seconds each, and push, until `end_s`.
+    """Let workers pull, compute for their number of seconds, and push, until `end_s`.
 
     Raises:
         RunnerError: the server raised.
@@ -171,10 +171,10 @@ def losses(
     times_s: tuple[float, ...],
     lr: float,
 ) -> list[dict[str, list[float]]]:
-    """For each bound, at each of these times: pushes, and the loss on the digits.
+    """Return pushes and the loss on the digits, for each bound at each of these times.
 
-    The model is one layer. Each worker has its own samples: sorted by digit, or
-    shuffled. The second loss is that on the samples of worker 0.
+    The model is one layer. Each worker has its own samples, either sorted by digit or
+    shuffled. The second loss is the one on the samples of worker 0.
     """
     digits = load_digits_split()
     inputs, targets = digits.train_inputs, digits.train_targets
@@ -225,9 +225,10 @@ def pushes_under(
     faults: tuple[str, ...],
     end_s: float,
 ) -> list[list[int]]:
-    """For each fault, as `--fault` takes it: pushes in `end_s` seconds, by server.
+    """Return the pushes in `end_s` seconds for each fault, by server.
 
-    The first is the SyncServer, then comes one with each bound.
+    Faults are written as for `--fault`. The first server is the SyncServer, followed by
+    one for each bound.
     """
 
     def count(make: Callable[[], Any], fault: str) -> int:

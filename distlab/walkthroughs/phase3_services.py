@@ -1,7 +1,7 @@
-"""What the lab of phase 3 measures of services: rendezvous, launcher, servers.
+"""Measure services for the lab of phase 3: rendezvous, launcher, servers.
 
-All times are virtual, and the scripts of faults are drawn from seeds: every machine
-gives the same numbers.
+All times are virtual, and the scripts of faults are drawn from seeds, so every machine
+gets the same numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SIZES_KIB = (64, 16, 16, 64, 4) * 4 + (1, 1, 128)
 """The tensors of a model besides its embedding."""
 MAX_RESTARTS, GRACE_S = 3, 5.0
 END_S = 250.0
-"""As long is a launcher looked at."""
+"""How long we watch a launcher."""
 _FASTEST_S = 1.0  # for a gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lifeline:
-    """A process of a launcher; it is running at END_S if `end` is empty."""
+    """A process of a launcher, which still runs at END_S if `end` is empty."""
 
     rank: int
     generation: int
@@ -38,7 +38,7 @@ class Lifeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """What a launcher did until END_S."""
+    """The actions of a launcher until END_S."""
 
     lifelines: tuple[Lifeline, ...]
     generations: Cells
@@ -46,10 +46,10 @@ class Launched:
 
 
 class Services:
-    """`run` runs a scenario on ranks with the learner's code; see `Ranks.run`.
+    """Experiments with services. `run` is a function like `Ranks.run`.
 
-    `ring_s` is how long a ring all-reduce of so many bytes takes, NUM_WORKERS ranks on
-    SLOW_LINK.
+    `ring_s` returns how long a ring all-reduce of a number of bytes takes NUM_WORKERS
+    ranks on SLOW_LINK.
     """
 
     def __init__(self, run: Callable[..., Run], ring_s: Callable[[int], float]) -> None:
@@ -61,7 +61,7 @@ class Services:
     # ── rendezvous and launcher ─────────────────────────────────────────────────────
 
     def meet(self, n: int, messages: Sequence[str]) -> Cells:
-        """Each message with its reply, and after which message the reply came."""
+        """Return each message with its reply, and when the reply came."""
         values = {"n": n, "messages": tuple(messages)}
         replies = self._once("process_group", rank.meet, **values)
         return {
@@ -77,7 +77,7 @@ class Services:
     def launch(
         self, fails_after_s: float, ignores_sigterm: bool, window_s: float
     ) -> Launched:
-        """Three ranks; rank 2 fails in each generation, after so many seconds."""
+        """Launch three ranks, of which rank 2 fails in each generation."""
         rows = self._once(
             "process_group",
             rank.launch,
@@ -102,9 +102,9 @@ class Services:
     # ── parameter server ────────────────────────────────────────────────────────────
 
     def step_times(self, embedding_kib: int, counts: Sequence[int]) -> Rows:
-        """Ms of a step by number of servers: tensors in turn, and by the learner.
+        """Return ms of a step by number of servers, for both ways to assign tensors.
 
-        And of the same step with a ring all-reduce.
+        Also return those of the same step with a ring all-reduce.
         """
         sizes = tuple(1024 * size for size in (embedding_kib, *SIZES_KIB))
         results = self._once(
@@ -131,9 +131,9 @@ class Services:
         is_sorted: bool,
         times_s: Sequence[float] = (0, 5, 10, 15, 20, 25, 30),
     ) -> tuple[Rows, Rows]:
-        """By time: the loss on worker 0's samples; by bound: what is there at the end.
+        """Return worker 0's loss by time, and by bound the losses at the end.
 
-        Worker 0 needs `slow_s` seconds for a gradient, the others 1 s.
+        Worker 0 needs `slow_s` seconds for a gradient, and the others need 1 s.
         """
         results = self._once(
             "parameter_server",
@@ -166,7 +166,7 @@ class Services:
         slow_s: float = 5.0,
         end_s: float = 60.0,
     ) -> Rows:
-        """Pushes in `end_s` seconds by fault; a column per server."""
+        """Return the pushes in `end_s` seconds by fault, with a column per server."""
         results = self._once(
             "parameter_server",
             server_rank.pushes_under,
@@ -182,9 +182,9 @@ class Services:
         }
 
     def crashes(self, ignored: str) -> Cells:
-        """By operation: what a crash behind it finds acknowledged, leaves, and loses.
+        """Return what a crash after each operation leaves, and what it loses.
 
-        The disk does not do the operations that are `ignored`.
+        The disk does nothing on the operations that are `ignored`.
         """
         results = self._once("parameter_server", rank.crashes, ignored=ignored)
         return {
@@ -199,7 +199,7 @@ class Services:
     def failing_scripts(
         self, ignored: str, kinds: Sequence[str], num_scripts: int
     ) -> list[str]:
-        """How many scripts of faults fail; the longest of them, and the same shrunk."""
+        """Count the scripts of faults that fail, and show the longest, also shrunk."""
         failing, longest, least = self._once(
             "parameter_server",
             rank.failing_scripts,
@@ -224,7 +224,7 @@ def _named(bound: int | None) -> str:
 
 
 def _lifelines(rows: Sequence[Any]) -> list[Lifeline]:
-    """Of each process, from the launcher's actions and the events."""
+    """Find each process's lifeline in the launcher's actions and the events."""
     started: dict[int, tuple[int, float]] = {}
     lines = []
 
@@ -246,7 +246,7 @@ def _lifelines(rows: Sequence[Any]) -> list[Lifeline]:
 
 
 def _generations(lifelines: Sequence[Lifeline], window_s: float) -> Cells:
-    """When each generation starts, fails, and is over; restarts within the window."""
+    """Return each generation's start, failure, end, and restarts in the window."""
     rows = {}
     starts = sorted({line.from_s for line in lifelines})
     for generation, start_s in enumerate(starts, 1):

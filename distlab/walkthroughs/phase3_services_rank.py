@@ -1,7 +1,7 @@
-"""What a rank does in phase 3's lab with a rendezvous, a launcher, and a server's log.
+"""Run phase 3's rendezvous, launcher and server log in one rank.
 
-They are played in this rank: message by message, event by event, operation by operation
-on the disk. `unit` is the learner's module, as in `phase3_rank`.
+The rank handles them message by message, event by event, and operation by operation on
+the disk. `unit` is the learner's module, as in `phase3_rank`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from distlab.sim import (
 from distlab.sim.scripts import faults_of
 
 CRASH_PUSHES = ((0, 1), (1, 1), (0, 2))
-"""The rank and the number of each."""
+"""The rank and the number of each worker."""
 _CHANGES = ("write", "append", "sync", "rename", "sync_folder", "remove")
 
 # ── a rendezvous, message by message ────────────────────────────────────────────────
@@ -60,7 +60,10 @@ def meet(
     n: int,
     messages: tuple[str, ...],
 ) -> list[tuple[str, int]]:
-    """Of each message the reply, and after which message it came; ("", 0): never."""
+    """Return each message's reply and when it came, or ("", 0) if it never did.
+
+    The reply comes after the message with that number.
+    """
     pending = Pending(unit.Rendezvous(n).handle)
     replies = [("", 0)] * len(messages)
     for number, text in enumerate(messages):
@@ -75,7 +78,7 @@ def meet(
 
 
 def _request(text: str) -> bytes:
-    """`2: set address b` as JSON."""
+    """Turn `2: set address b` into JSON."""
     generation, _, rest = text.partition(":")
     op, *words = rest.split()
     fields: dict[str, Any] = {"op": op, "generation": int(generation)}
@@ -107,10 +110,10 @@ def launch(
     max_restarts: int,
     grace_s: float,
 ) -> list[tuple[float, tuple[Any, ...], tuple[Any, ...]]]:
-    """Each event with its time and the launcher's actions.
+    """Return each event with its time and the launcher's actions.
 
-    In each generation one rank fails after that time. If `ignores_sigterm`,
-    rank 0 does.
+    In each generation one rank fails after that time. If `ignores_sigterm` is set, rank
+    0 ignores SIGTERM.
     """
     lives = {}
     for generation in range(1, _MOST_GENERATIONS):
@@ -139,9 +142,9 @@ def launch(
 
 
 class Ignoring:
-    """A disk that does nothing on some operations, and says that all is well.
+    """A disk that does nothing on some operations, but reports success.
 
-    `done` has the others that change the disk.
+    `done` lists the other operations that change the disk.
     """
 
     def __init__(self, disk: Disk, ignored: str) -> None:
@@ -166,11 +169,11 @@ class Ignoring:
 def crashes(
     context: RankContext, unit: ModuleType, *, seed: int = 0, ignored: str
 ) -> list[tuple[str, int, int, int]]:
-    """For each operation: pushes acknowledged before the next one, and disks.
+    """Return for each operation the pushes acknowledged before the next one, and disks.
 
-    They are the disks that a crash after it can leave, and no crash before it. The last
-    number is how many of the acknowledged pushes the next server lacks, on the worst of
-    these disks.
+    They are the disks that a crash after this operation can leave but no earlier crash
+    can. The last number says how many of the acknowledged pushes the next server lacks,
+    on the worst of these disks.
     """
 
     def program(disk: Disk, tell: Callable[[Any], None]) -> list[str]:
@@ -203,9 +206,9 @@ def failing_scripts(
     kinds: tuple[str, ...],
     num_scripts: int,
 ) -> tuple[int, str, str]:
-    """How many scripts of faults fail; the longest of them, and the same shrunk.
+    """Count the scripts of faults that fail, and find the longest, also shrunk.
 
-    A script fails if a push that was acknowledged is not in the weights exactly once.
+    A script fails if an acknowledged push is not in the weights exactly once.
     """
 
     def make(service: ServiceContext) -> Any:

@@ -1,6 +1,7 @@
-"""What each rank does in the ZeRO sections of phase 3's lab; see `phase3_rank`.
+"""Count bytes on each rank for the ZeRO sections of phase 3's lab.
 
-Bytes that a rank sends in a step, and bytes of gradients that it holds.
+We count the bytes that a rank sends in a step, and the bytes of gradients that it
+holds. See also `phase3_rank`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ NUM_BYTES = NUM_LAYERS * WIDTH * WIDTH * 4
 def sent_by_ddp(
     context: RankContext, unit: ModuleType, *, seed: int = 0, num_backwards: int
 ) -> tuple[float, float]:
-    """Bytes that this rank sends in a step of plain data parallelism.
+    """Count the bytes that this rank sends in a step of plain data parallelism.
 
-    The first number is for backward(), the second for what follows.
+    The first number is for backward(), and the second is for the rest of the step.
     """
     model = _layers(seed, NUM_LAYERS)
     ddp = unit.DistributedDataParallel(model, context.comm)
@@ -45,7 +46,7 @@ def sent_by_stage(
     stage: int,
     num_backwards: int,
 ) -> tuple[float, float]:
-    """The same with a ZeRO stage."""
+    """Count the same bytes with a ZeRO stage."""
     model = _layers(seed, NUM_LAYERS)
     sharded = _sharded(context, unit, stage, model)
     before = context.traffic.sent_bytes
@@ -65,10 +66,11 @@ def gradient_bytes(
     stage: int,
     num_layers: int,
 ) -> list[int]:
-    """Bytes of gradients that this rank holds, at every moment of a step.
+    """Count the bytes of gradients that this rank holds at every moment of a step.
 
-    From the last layer to the first: its gradient is ready, and the stage's hooks have
-    returned. Then, once: reduce_gradients has returned.
+    From the last layer to the first, the moments are when its gradient is ready and
+    when the stage's hooks have returned. The final one is when reduce_gradients has
+    returned.
     """
     model, held = _layers(seed, num_layers), list[int]()
     buckets: list[Any] = []
@@ -106,7 +108,7 @@ def _backward(model: nn.Module) -> None:
 
 
 def _nbytes(tensors: Any) -> int:
-    """Bytes of memory behind these tensors, each counted once."""
+    """Count the bytes of memory behind these tensors, each of them once."""
     storages = {
         t.untyped_storage()._cdata: t.untyped_storage().nbytes()
         for t in tensors

@@ -1,6 +1,6 @@
-"""What the lab of phase 4 measures: methods that run ranks and return rows of numbers.
+"""Measure for the lab of phase 4: each method runs ranks and returns rows.
 
-Times of simulated runs are in virtual time: every machine gives the same ones.
+Simulated runs are in virtual time, so every machine gets the same times.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LINK = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Faults in a simulated run, and what the unit made of its records."""
+    """The faults in a simulated run, and the unit's findings from its records."""
 
     faults: dict[str, list[int]]  # by the names of Suspects
     named: dict[str, list[int]]
@@ -65,7 +65,7 @@ def search(
 ) -> Search:
     """Hide three faults among n simulated ranks, and let the unit search for them.
 
-    One rank takes `factor` times as long, one has a weight changed, one has a nan.
+    One rank takes `factor` times as long, one has a changed weight, and one has a nan.
     """
     draw = random.Random(seed)
     slow, flipped, poisoned = draw.sample(range(n), 3)
@@ -101,7 +101,7 @@ def search(
 
 
 class Walkthrough(Compression, Recovery, Elastic, Trainer):
-    """Ranks, and what they do in phase 4."""
+    """The experiments of phase 4, which run on ranks."""
 
     def __init__(self) -> None:
         modules = (
@@ -116,7 +116,7 @@ class Walkthrough(Compression, Recovery, Elastic, Trainer):
     # ── monitoring ──────────────────────────────────────────────────────────────────
 
     def step_shares(self, n: int, stragglers: Mapping[int, float]) -> Rows:
-        """Percent of each part by rank, in one step of n simulated ranks.
+        """Return each part in percent by rank, in one step of n simulated ranks.
 
         `stragglers` maps ranks to how many times as long they take. The simulator
         records and reports with the learner's functions.
@@ -137,16 +137,16 @@ class Walkthrough(Compression, Recovery, Elastic, Trainer):
         }
 
     def search(self, n: int, factor: float, *, seed: int) -> Search:
-        """Three faults among n simulated ranks, and which ranks `suspects` names."""
+        """Hide three faults among n ranks, and see which ranks `suspects` names."""
         choice = chosen_unit(self._curriculum, "monitoring")
         return search(self._cluster, choice, n=n, factor=factor, num_steps=6, seed=seed)
 
     def spans(self) -> dict[str, Spans]:
-        """The recorded traces of 4.19, by name."""
+        """Return the recorded traces of 4.19 by name."""
         return {path.stem: read_spans(path) for path in self._files()}
 
     def traces(self) -> tuple[Rows, dict[str, str]]:
-        """Milliseconds of each recorded trace, and the cause, by the learner's code."""
+        """Return each trace's milliseconds and cause, by the learner's code."""
         files = tuple(map(str, self._files()))
         told = self.run("monitoring", 1, rank.read_traces, files=files).values[0]
         rows = {name: row for name, (row, _) in told.items()}
@@ -159,10 +159,11 @@ class Walkthrough(Compression, Recovery, Elastic, Trainer):
     # ── checkpoints ─────────────────────────────────────────────────────────────────
 
     def left_out(self, n: int, *, stop: int, last: int) -> Cells:
-        """For each item of the state, the first step that differs without it.
+        """Return the first step that differs without each item of the state.
 
-        A training saves after step `stop`, with your full_state and save. It goes on to
-        step `last`, and so does one in new objects, with your load and restore.
+        One run saves after step `stop`, with your full_state and save, and continues to
+        step `last`. Another one loads that in new objects, with your load and restore,
+        and also continues to step `last`.
         """
         units = {name: chosen_unit(self._curriculum, name) for name in resumed.UNITS}
         parts = json.dumps({name: as_parts(unit) for name, unit in units.items()})

@@ -1,4 +1,4 @@
-"""The lab of phase 4 on compression: bytes, residuals, accuracy, PowerSGD's r."""
+"""Run the lab of phase 4 on compression: bytes, residuals, accuracy, PowerSGD's r."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ UNIT = "gradient_compression"
 
 
 class Compression(Ranks):
-    """What the ranks of the lab do with the hooks of `gradient_compression`."""
+    """Experiments with the hooks of `gradient_compression`."""
 
     def compressed_bytes(
         self, world_sizes: Sequence[int]
     ) -> Mapping[str, Mapping[str, float]]:
-        """Percent of a dense step's bytes: a row for each hook, a column for each n."""
+        """Return each hook's bytes in percent of a dense step's, a column per n."""
         columns: dict[str, dict[str, float]] = {}
         for n in world_sizes:
             run = self.simulate(UNIT, n, rank.sent_shares)
@@ -32,7 +32,7 @@ class Compression(Ranks):
     def residuals(
         self, gradients: Sequence[float], ratio: float, num_steps: int
     ) -> list[list[float]]:
-        """By step, what rank 0 keeps of each element, by the learner's TopK."""
+        """Return rank 0's residual of each element by step, with the learner's TopK."""
         values: dict[str, Any] = {
             "gradients": tuple(gradients),
             "ratio": ratio,
@@ -46,7 +46,7 @@ class Compression(Ranks):
     def accuracies(
         self, ratio: float, epochs: int
     ) -> Mapping[str, Mapping[str, float]]:
-        """Percent of the held-out digits by epoch, trained by two simulated ranks."""
+        """Return accuracy in percent by epoch, trained by two simulated ranks."""
         found = {}
         for name, mode in (
             ("dense", "dense"),
@@ -65,7 +65,7 @@ class Compression(Ranks):
     def approximations(
         self, ranks: Sequence[int], num_steps: int
     ) -> Mapping[str, Mapping[str, float]]:
-        """By PowerSGD's r: bytes and errors in percent."""
+        """Return bytes and errors in percent by PowerSGD's r."""
         values: dict[str, Any] = {"ranks": tuple(ranks), "num_steps": num_steps}
         run = self.simulate(UNIT, 4, rank.approximate, **values)
         run.require_finished()

@@ -1,6 +1,6 @@
-"""What each rank does with compression in the lab of phase 4; `unit` is the learner's.
+"""Run compression on each rank for phase 4's lab; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Hook = Callable[[Comm, Any], Work]
 
 
 def hooks(unit: ModuleType) -> dict[str, Hook]:
-    """By name; those of the unit have a residual of their own each."""
+    """Return the hooks by name. Each hook of the unit has its own residual."""
     return {
         "fp16": given.fp16,
         "int8": unit.Int8(),
@@ -39,7 +39,7 @@ def hooks(unit: ModuleType) -> dict[str, Hook]:
 def sent_shares(
     context: RankContext, unit: ModuleType, *, seed: int = 0
 ) -> dict[str, float]:
-    """Bytes of a step in percent of a dense all_reduce's, for each hook."""
+    """Return each hook's bytes in percent of a dense all-reduce's."""
     n, size = context.world_size, SIDE * SIDE
     dense = 2 * (n - 1) / n * 4 * size
     generator = torch.Generator().manual_seed(seed + context.rank)
@@ -61,7 +61,7 @@ def residuals(
     ratio: float,
     num_steps: int,
 ) -> list[list[float]]:
-    """By step, what this rank keeps of each element; the gradients never change."""
+    """Return this rank's residuals by step. The gradients never change."""
     given_flat = torch.tensor(gradients, dtype=torch.float64)
     hook, flat = unit.TopK(ratio), torch.empty_like(given_flat)
     bucket, kept = given.FlatBucket([flat.clone()], flat), []
@@ -81,7 +81,7 @@ def train_digits(
     epochs: int,
     mode: str,
 ) -> list[float]:
-    """Percent of the held-out digits after each epoch.
+    """Return the accuracy on the held-out digits in percent after each epoch.
 
     `mode` is dense, with (error feedback) or without.
     """
@@ -125,10 +125,10 @@ def approximate(
     ranks: tuple[int, ...],
     num_steps: int,
 ) -> dict[int, dict[str, float]]:
-    """By PowerSGD's r: bytes, and errors in percent, of a gradient that stays the same.
+    """Return bytes, and errors in percent, by PowerSGD's r, for a constant gradient.
 
-    Its singular values are 1, 1/2, 1/3 …; `step k` is what that step has delivered,
-    `all` the mean of all steps.
+    Its singular values are 1, 1/2, 1/3 and so on. `step k` is the error of that step's
+    result, and `all` is the error of the mean of all steps.
     """
     n, found = context.world_size, {}
     for r in ranks:

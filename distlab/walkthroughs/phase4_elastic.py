@@ -1,4 +1,4 @@
-"""The lab of phase 4 on an elastic run: an epoch on 4, then 2, then 3 processes."""
+"""Run the lab of phase 4 on an elastic epoch, on 4, then 2, then 3 processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS = (
     *("8 end a", "8 end b", "8.1 join c {before} 1", "8.2 join d {first} 1"),
     *("16 join e", "16.1 join c {both} 2", "16.2 join d {both} 2"),
 )
-"""For a Membership; a part's steps are filled in."""
+"""Settings of a Membership. We fill in the steps of each part."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Resized:
     num_samples: int = 0  # of the epoch
 
     def rows(self) -> Mapping[str, Mapping[str, float | str]]:
-        """A row for each generation."""
+        """Return a row for each generation."""
         return {
             f"{number + 1}": {
                 "ranks": len(one["members"]),
@@ -44,7 +44,7 @@ class Resized:
         }
 
     def summary(self) -> list[str]:
-        """What must be: each sample once, equal batches, equal losses."""
+        """Say whether each sample is read once and the losses are equal."""
         counts = Counter(chain.from_iterable(chain.from_iterable(self.samples)))
         sizes = [sum(map(len, shards)) for shards in self.samples]
         pairs = zip(self.losses, self.fixed_losses, strict=True)
@@ -59,15 +59,15 @@ class Resized:
 
 
 class Elastic(Ranks):
-    """What the ranks of the lab do with `elastic`."""
+    """Experiments with `elastic`."""
 
     def resized(
         self, *, steps: tuple[int, int], global_batch_size: int, microbatch_size: int
     ) -> Resized:
-        """One epoch: steps[0] steps on 4 ranks, steps[1] on 2, the rest on 3.
+        """Run one epoch: steps[0] steps on 4 ranks, steps[1] on 2, the rest on 3.
 
-        The learner's Membership forms the generations, and its resplit says who reads
-        what. In the last step on 4 ranks only member d completes it.
+        The learner's Membership forms the generations, and its resplit decides which
+        rank reads which samples. Only member d completes the last step on 4 ranks.
         """
         first, second = steps
         both = first + second

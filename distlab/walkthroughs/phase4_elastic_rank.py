@@ -1,6 +1,6 @@
-"""What each rank does in the elastic run of phase 4's lab; `unit` is the learner's.
+"""Run the elastic epoch of phase 4's lab; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def decide(
     global_batch_size: int,
     microbatch_size: int,
 ) -> list[dict[str, Any]]:
-    """The generations that the learner's Membership forms at these events."""
+    """Return the generations that the learner's Membership forms at these events."""
     script = ByHand(
         events,
         Settings(
@@ -62,9 +62,9 @@ def train_part(
     state: str,
     ahead: int = -1,
 ) -> dict[str, Any]:
-    """Steps of one epoch of the digits, from `state`: samples, losses and a new state.
+    """Run some steps of one epoch from `state`; return samples, losses and a new state.
 
-    With `ahead` only that rank completes the last step, as when a peer dies in it.
+    With `ahead`, only that rank completes the last step, as if a peer had died in it.
     """
     comm, data, model = context.comm, load_digits_split(), make_mlp(seed=seed)
     parameters = list(model.parameters())

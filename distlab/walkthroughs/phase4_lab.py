@@ -1,7 +1,7 @@
-"""The figures and tables of phase 4's lab: rows of numbers in, a figure out.
+"""Turn rows of numbers into the figures and tables of phase 4's lab.
 
-`print_table` prints the same numbers. Colors never stand alone: there is a word, a
-marker or a hatch beside each.
+`print_table` prints the numbers of a figure. We never rely on color alone, so each
+color also has a word, a marker or a hatch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HATCHES = {"data": "", "compute": "", "communication": "///"}
 
 
 def draw_shares(rows: Rows) -> None:
-    """A bar per rank, of the three parts of its step."""
+    """Draw a bar per rank with the three parts of its step."""
     _, axis = plt.subplots(figsize=(6.5, 0.9 + 0.32 * len(rows)))
     for place, row in enumerate(rows.values()):
         left = 0.0
@@ -69,7 +69,7 @@ def draw_shares(rows: Rows) -> None:
 
 
 def draw_waits(found: Search) -> None:
-    """Communication of each rank in the last step; the hidden ranks are marked."""
+    """Draw each rank's communication in the last step, and mark the hidden ranks."""
     _, axis = plt.subplots(figsize=(6.5, 2.4))
     waits = [ms[2] for ms in found.ms]
     axis.bar(range(len(waits)), waits, color=CALL, edgecolor=INK, linewidth=0.4)
@@ -81,7 +81,7 @@ def draw_waits(found: Search) -> None:
 
 
 def draw_traces(traces: Mapping[str, Spans]) -> None:
-    """Two lanes for each trace, from the start of its first operator."""
+    """Draw two lanes for each trace, from the start of its first operator."""
     _, axes = plt.subplots(len(traces), 1, figsize=(6.5, 1.1 * len(traces)))
     for axis, (name, spans) in zip(axes, traces.items(), strict=True):
         for lane, (what, color) in enumerate((("compute", BACKWARD), ("comm.", CALL))):
@@ -95,7 +95,7 @@ def draw_traces(traces: Mapping[str, Spans]) -> None:
 
 
 def draw_residuals(kept: Sequence[Sequence[float]], gradients: Sequence[float]) -> None:
-    """A line for each element: what the rank keeps of it, after each step."""
+    """Draw a line for each element, with its residual after each step."""
     _, axis = plt.subplots(figsize=(6.5, 2.6))
     steps = range(1, len(kept) + 1)
     for number, gradient in enumerate(gradients):
@@ -112,7 +112,7 @@ def draw_residuals(kept: Sequence[Sequence[float]], gradients: Sequence[float]) 
 
 
 def draw_accuracies(rows: Mapping[str, Mapping[str, float]]) -> None:
-    """A line for each way to train, over the epochs."""
+    """Draw a line over the epochs for each way to train."""
     _, axis = plt.subplots(figsize=(6.5, 2.6))
     for number, name in enumerate(next(iter(rows.values()))):
         axis.plot(
@@ -128,7 +128,7 @@ def draw_accuracies(rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def draw_run(name: str) -> None:
-    """A lane for each rank of a recorded run, and its heartbeats as ticks above."""
+    """Draw a lane for each rank of a recorded run, with heartbeats as ticks."""
     run = RecordedRun.read(name)
     end_s = run.messages[-1][0]
     fills = {"compute": FORWARD, "wait": CALL, "save": BACKWARD}
@@ -153,7 +153,7 @@ def draw_run(name: str) -> None:
 
 
 def draw_processes(bars: Sequence[tuple[int, float, float, str, int]]) -> None:
-    """A lane for each process: what it is, and the generation of a rank."""
+    """Draw a lane for each process, with its role and the generation of its rank."""
     processes = sorted({bar[0] for bar in bars})
     _, axis = plt.subplots(figsize=(6.5, 0.8 + 0.4 * len(processes)))
     for process, start_s, end_s, what, generation in bars:
@@ -178,7 +178,7 @@ def draw_processes(bars: Sequence[tuple[int, float, float, str, int]]) -> None:
 
 
 def draw_resized(run: Resized) -> None:
-    """The loss of each step, and below it the samples of each rank in it."""
+    """Draw the loss of each step, and below it the samples of each rank."""
     _, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(6.5, 4.2))
     steps = range(len(run.losses))
     above.plot(run.fixed_losses, "-", color=METHODS[0], label="4 ranks, fixed")

@@ -1,6 +1,6 @@
-"""What each rank does in the lab of phase 4; `unit` is the learner's module.
+"""Run on each rank for the lab of phase 4; `unit` is the learner's module.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_SAMPLES = 16
 def recorded_step(
     context: RankContext, unit: ModuleType, *, seed: int = 0
 ) -> dict[int, dict[str, float]]:
-    """One step in virtual time; the shares of every rank, as this rank knows them."""
+    """Take one step in virtual time, and return the shares of every rank."""
     comm, clock = context.comm, context.clock
     timer = unit.StepTimer(clock.now_s)
     with timer.measure("data"):
@@ -51,10 +51,10 @@ def hidden_faults(
     flipped: tuple[int, int],
     poisoned: tuple[int, int],
 ) -> dict[str, Any]:
-    """Steps with faults: (rank, step) of a changed weight, and of a nan.
+    """Take steps with faults, at (rank, step): a changed weight and a nan.
 
-    A slow rank is a fault of the simulator's. Returns what this rank knows in the end:
-    the suspects, and the milliseconds of each rank in the last step.
+    The simulator adds the slow rank. Returns this rank's knowledge at the end, which is
+    the suspects and the milliseconds of each rank in the last step.
     """
     comm, clock = context.comm, context.clock
     weights = torch.ones(1024, dtype=torch.float64)
@@ -88,7 +88,7 @@ def hidden_faults(
 def read_traces(
     context: RankContext, unit: ModuleType, *, seed: int = 0, files: tuple[str, ...]
 ) -> dict[str, tuple[dict[str, float], str]]:
-    """By name: milliseconds of compute and communication, and the cause."""
+    """Return milliseconds of compute and communication by name, and the cause."""
     found = {}
     for file in files:
         communication, compute = read_spans(file)

@@ -1,4 +1,4 @@
-"""The lab of phase 4 on recovery: recorded runs, and processes that are replaced."""
+"""Run the lab of phase 4 on recovery: recorded runs, and replaced processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LISTS = ("dead", "frozen", "slow")
 
 
 class Recovery(Ranks):
-    """What the lab does with `detect` and `Supervisor`."""
+    """Experiments with `detect` and `Supervisor`."""
 
     def conditions(self, run: str) -> Cells:
-        """When the learner's detect changes its mind about a recorded run."""
+        """Return each change in the answers of the learner's detect."""
         found = self.run(UNIT, 1, rank.conditions, run=run).values[0]
         return {
             f"{time_s:.2f} s": {
@@ -28,7 +28,7 @@ class Recovery(Ranks):
         } or {"at any time": dict.fromkeys(LISTS, "–")}
 
     def waits_for(self, run: str) -> Cells:
-        """After a SIGKILL: seconds, and steps of the run, until the run went on."""
+        """Return seconds and steps from a SIGKILL until the run continued."""
         recorded = RecordedRun.read(run)
         ((fault_s, dead, _),) = recorded.faults
         messages = recorded.messages
@@ -48,9 +48,9 @@ class Recovery(Ranks):
     def supervised(
         self, num_ranks: int, num_standbys: int, deaths: Mapping[int, float]
     ) -> list[rank.Bar]:
-        """What each process is, from when to when; `deaths`: seconds after its start.
+        """Return what each process is over time, decided by the learner's Supervisor.
 
-        The learner's Supervisor decides, in virtual time.
+        `deaths` maps processes to seconds after their start. Times are virtual.
         """
         run = self.run(
             UNIT,

@@ -1,4 +1,4 @@
-"""What the lab of phase 4 runs of the unit `recovery`: in a rank, with its code."""
+"""Run the learner's `recovery` in one rank for the lab of phase 4."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from distlab.grading.checks.recovery.supervise import play_supervisor
 from distlab.runner import RankContext
 
 Bar = tuple[int, float, float, str, int]
-"""A process from one time to another: what it is then, and in which generation."""
+"""A process from one time to another, with its role and generation then."""
 MOMENTS = 400
 
 
 def conditions(
     context: RankContext, unit: ModuleType, *, seed: int = 0, run: str
 ) -> list[tuple[float, list[list[int]]]]:
-    """Each change of what detect says of a recorded run: dead, frozen, slow."""
+    """Return each change in the lists of detect for a recorded run."""
     recorded = RecordedRun.read(run)
     end_s = recorded.messages[-1][0]
     last: list[list[int]] = [[], [], []]
@@ -41,7 +41,7 @@ def supervised(
     num_standbys: int,
     deaths: tuple[tuple[int, float], ...],
 ) -> list[Bar]:
-    """The processes of a script in which some die, so long after their start."""
+    """Return the processes of a script in which some die after their start."""
     lives = {process: Life(after_s=after_s) for process, after_s in deaths}
     script = Script(
         world_size=num_ranks, num_standbys=num_standbys, lives=lives, num_steps=12

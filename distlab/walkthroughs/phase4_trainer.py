@@ -1,4 +1,4 @@
-"""The lab of phase 4 on the trainer: the weight of a sample, and what a run leaves."""
+"""Run the lab of phase 4 on the trainer: a sample's weight, and a run's incidents."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from distlab.walkthroughs.tables import Cells
 
 
 class Trainer(Ranks):
-    """What the lab does with `train_step` and `incident`."""
+    """Experiments with `train_step` and `incident`."""
 
     def weights_of_samples(self, num_samples: Sequence[int], num_parts: int) -> Cells:
-        """By rank: its microbatches, and how much one of its samples counts in a step.
+        """Return each rank's microbatches, and how much one of its samples counts.
 
-        In units of 1/N, N being the samples of the global batch. Beside it how much a
-        sample would count with the weight 1/K for each microbatch.
+        The unit is 1/N, where N is the number of samples in the global batch. A further
+        column says how much a sample would count with the weight 1/K for each
+        microbatch.
         """
         total = sum(num_samples)
         run = self.run(
@@ -38,9 +39,9 @@ class Trainer(Ranks):
         return rows
 
     def incidents(self) -> Cells:
-        """Of each recorded run: when incident names the cause, and what it costs.
+        """Return for each recorded run when incident names the cause, and the cost.
 
-        incident is asked after each step, with the reports and events until then.
+        We call incident after each step, with the reports and events up to then.
         """
         rows: dict[str, dict[str, float | str]] = {}
         folder = self._curriculum.root / "phase4_production" / "incidents"

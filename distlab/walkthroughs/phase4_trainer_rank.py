@@ -1,6 +1,6 @@
-"""What the lab of phase 4 runs of the units `imagenet_trainer` and `drill`: in a rank.
+"""Run `imagenet_trainer` and `drill` in a rank for the lab of phase 4.
 
-Scenarios as the autograder's: `(context, unit, **values) -> plain data`.
+Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def weights_of_samples(
     num_samples: tuple[int, ...],
     num_parts: int,
 ) -> tuple[list[int], list[float]]:
-    """This rank's microbatches, and how much each of its samples counts.
+    """Return this rank's microbatches, and how much each of its samples counts.
 
-    Input i is 1 in place i and 0 elsewhere, so that weight i gets its gradient from
-    sample i alone. With the learning rate 1 the step shows this gradient.
+    Input i is 1 in place i and 0 elsewhere, so weight i gets its gradient from sample i
+    alone. With the learning rate 1, the step shows this gradient.
     """
     rank, total = context.rank, sum(num_samples)
     first = sum(num_samples[:rank])
@@ -58,7 +58,7 @@ def weights_of_samples(
 def told_by_step(
     context: RankContext, unit: ModuleType, *, seed: int = 0, file: str
 ) -> list[tuple[int, tuple[Any, ...]]]:
-    """What incident says of a recorded run, for each step after which one may ask."""
+    """Return incident's answer about a recorded run after each step."""
     reports, events = read_run(file)
     steps = sorted({report.step for report in reports})
     found = []

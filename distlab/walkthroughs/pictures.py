@@ -1,6 +1,6 @@
-"""The walkthroughs' figures: each draws plain data that its caller prints as a table.
+"""Draw the walkthroughs' figures from plain data that the caller prints as a table.
 
-The colors are those of the guide's pictures: `distlab.trace.palette`.
+The colors are those of the guide's pictures, in `distlab.trace.palette`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _method(index: int) -> str:
 
 
 def _short(size: int) -> str:
-    """2,097,152 as 2M: there is little room below an axis."""
+    """Shorten 2,097,152 to 2M, because there is little room below an axis."""
     for unit, name in ((2**20, "M"), (2**10, "k")):
         if size >= unit:
             return f"{size // unit}{name}"
@@ -36,10 +36,10 @@ def draw_lines(
     log: str = "",
     least: float | None = None,
 ) -> None:
-    """One line per label; `log` names the logarithmic axes: "", "x", "y" or "xy".
+    """Draw one line per label. `log` names the logarithmic axes: "", "x", "y" or "xy".
 
-    A linear axis of values begins at zero. Lines that coincide stay visible: the later
-    ones are thinner. `least` is where a logarithmic axis of values begins.
+    A linear axis of values begins at zero. Later lines are thinner, so that lines that
+    coincide stay visible. A logarithmic axis of values begins at `least`.
     """
     _, axis = plt.subplots(figsize=(6, 3))
     for index, (label, values) in enumerate(lines.items()):
@@ -71,7 +71,7 @@ def draw_lines(
 def draw_grouped_bars(
     groups: Sequence[str], bars: Mapping[str, Sequence[float]], *, ylabel: str
 ) -> None:
-    """A group of bars for each name, one bar per label; the axis begins at zero."""
+    """Draw a group of bars for each name, with one bar per label, from zero."""
     _, axis = plt.subplots(figsize=(6, 3))
     width = 0.8 / len(bars)
     for index, (label, values) in enumerate(bars.items()):

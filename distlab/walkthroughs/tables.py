@@ -1,17 +1,17 @@
-"""The tables of the walkthroughs: rows of numbers and words as lines of text."""
+"""Print the tables of the walkthroughs: rows of numbers and words as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 Cells = Mapping[str, Mapping[str, float | str]]
-"""A row for each label, and in it a number or a word for each column."""
+"""A row for each label, with a number or a word for each column."""
 
 
 def print_table(rows: Cells, heading: str, digits: int = 2) -> None:
-    """A line per row; integers have no digits after the point, words are as they are.
+    """Print a line per row, with no decimals for integers and words unchanged.
 
-    `heading` stands above the labels.
+    `heading` is printed above the labels.
     """
     columns = list(next(iter(rows.values())))
     texts = {
