@@ -113,6 +113,7 @@ def test_the_first_clause_that_failed_is_remembered() -> None:
             status="fail",
             path="",
             digest="",
+            ran=True,
             world_sizes=(3,),
             clauses=clauses,
         )
