@@ -4,7 +4,7 @@ Read in this order: `comm` (the calls), `flights` (what is under way), `exchange
 `peers` (who gives what to whom), `engine` and `line` (who moves the bytes), `frames`
 (what is on the wire), `mesh` and `handshake` (how the ranks find and trust each other).
 
-Calls have connections of their own: `endpoint` (who calls whom), `caller` and `server`
+Calls have separate connections: `endpoint` (who calls whom), `caller` and `server`
 (both ends), `desk` (what is answered, and when), `sealed` (frames).
 """
 

@@ -1,15 +1,15 @@
-"""Who calls: a request on its own connection, which is made again when it breaks.
+"""Call a service on a connection of its own, and reconnect when it breaks.
 
     call ──▶ connection at hand, or dial and prove ──▶ CALL … REPLY ──▶ connection kept
 
-A request has a number of the caller's own. If its connection breaks before the reply
-and the same life of the service can be reached again, it is sent again under the same
-number, and is handled once. If that life has ended, nobody knows whether the request
-was handled: the call is lost, and what to do about it is the program's business.
+The caller numbers its requests. If a connection breaks before the reply and the caller
+can reach the same life of the service again, it resends the request under the same
+number, and the service handles it once. If that life has ended, nobody knows if the
+request was handled, so the call is lost, and the program must decide what to do.
 
-A service takes a caller without a connection for one whose process has ended. So a
-connection on which an answer did not come in time is kept until another one is used,
-and one to a new life of the service is kept for the next call.
+A service assumes that a caller without a connection has ended. So we keep a
+connection on which an answer didn't come in time until we use another one,
+and keep one to a new life of the service for the next call.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Connection:
 
 
 class Caller:
-    """Calls one service; any number of threads may, each on a connection of its own."""
+    """Calls one service from any number of threads, each on its own connection."""
 
     def __init__(
         self,
@@ -171,11 +171,11 @@ class Caller:
     ) -> bytes:
         """Have the service handle `message`; `until` is a time of `time.monotonic`.
 
-        `on_wait` is called when it says that it cannot answer yet.
+        We call `on_wait` when the service says that it can't answer yet.
 
         Raises:
-            GoneError: it is dead. Whether it handled the message is then not known.
-            TimeoutError: no answer came in time; the same holds.
+            GoneError: it is dead, and we don't know if it handled the message.
+            TimeoutError: no answer came in time, so we don't know either.
             ValueError: the message is larger than a frame may be.
             RuntimeError: its `handle` raised an error.
             FrameError, StrangerError: it refuses us, with its reason.
@@ -196,7 +196,7 @@ class Caller:
                 self._open.discard(number)
 
     def close(self) -> None:
-        """End the connections that are not in use."""
+        """Close the connections that aren't in use."""
         with self._lock:
             idle, self._idle = self._idle + self._late, []
             self._late = []

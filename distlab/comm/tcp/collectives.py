@@ -1,7 +1,7 @@
-"""Collectives as schedules: in each step, the messages of one rank at the same time.
+"""Schedules of collectives: each step lists one rank's simultaneous messages.
 
-A generator yields a list of `Step`s and is resumed once all of them are done. It moves
-nothing itself: it only says who sends what to whom, in the group's own ranks.
+A generator yields a list of `Step`s and resumes once all of them are done. It moves
+no data itself, but says who sends what to whom, in the group's own ranks.
 
 Source: dissemination barrier, Hensgen, Finkel and Manber (1988). Binomial trees and
 pairwise exchange, Thakur, Rabenseifner and Gropp (2005), sections 4.1 to 4.4. Ring
@@ -36,17 +36,17 @@ _COMBINE: dict[ReduceOp, Callable[[Tensor, Tensor], object]] = {
 
 
 def send(peer: int, tensor: Tensor) -> Step:
-    """A step that sends `tensor` to `peer`."""
+    """Make a step that sends `tensor` to `peer`."""
     return Step(True, peer, tensor)
 
 
 def recv(peer: int, tensor: Tensor) -> Step:
-    """A step that receives into `tensor` from `peer`."""
+    """Make a step that receives into `tensor` from `peer`."""
     return Step(False, peer, tensor)
 
 
 def barrier(rank: int, n: int) -> Steps:
-    """Hear, directly or not, from twice as many ranks in each round."""
+    """Hear, directly or indirectly, from twice as many ranks in each round."""
     nothing, reach = torch.empty(0), 1
     while reach < n:
         yield [recv((rank - reach) % n, nothing), send((rank + reach) % n, nothing)]
@@ -54,10 +54,10 @@ def barrier(rank: int, n: int) -> Steps:
 
 
 def broadcast(rank: int, n: int, flat: Tensor, src: int) -> Steps:
-    """Down a binomial tree with its root at `src`: the tree that gloo has.
+    """Send down a binomial tree with its root at `src`, the tree that gloo uses.
 
-    To all children at once: who does not come holds up those alone that need it, and
-    a program that hangs stops on the same lines as there.
+    Send to all children at once, so that a missing rank only holds up those that need
+    it, and a program that hangs stops on the same lines as with gloo.
     """
     place = (rank - src) % n
     reach = 1 << place.bit_length()
@@ -72,9 +72,9 @@ def broadcast(rank: int, n: int, flat: Tensor, src: int) -> Steps:
 
 
 def reduce(rank: int, n: int, flat: Tensor, dst: int, op: ReduceOp) -> Steps:
-    """Short: by doubling. Long: once round the ring, then each its chunk to `dst`.
+    """Reduce short tensors by doubling, long ones around the ring and then to `dst`.
 
-    Other ranks' tensors stay as they are, and nobody is through before all have come.
+    Other ranks' tensors don't change, and nobody finishes before all have arrived.
     """
     total = flat if rank == dst else flat.clone()
     if flat.nbytes <= SHORT_BYTES:
@@ -90,7 +90,7 @@ def reduce(rank: int, n: int, flat: Tensor, dst: int, op: ReduceOp) -> Steps:
 
 
 def all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
-    """Short: by doubling, few steps. Long: round the ring, few bytes."""
+    """Reduce short tensors by doubling (few steps), long ones on a ring (few bytes)."""
     if flat.nbytes <= SHORT_BYTES:
         yield from _doubling_all_reduce(rank, n, flat, op)
     else:
@@ -134,7 +134,7 @@ def _ring_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
 def reduce_scatter(
     rank: int, n: int, output: Tensor, input: Tensor, op: ReduceOp
 ) -> Steps:
-    """Once round the ring, in a copy: `input` is the caller's."""
+    """Go once around the ring in a copy, because `input` belongs to the caller."""
     chunks = input.clone().tensor_split(n)
     yield from _ring_reduce_scatter(rank, chunks, op)
     average(op, chunks[rank], n)
@@ -142,14 +142,14 @@ def reduce_scatter(
 
 
 def all_gather(rank: int, n: int, output: Tensor, input: Tensor) -> Steps:
-    """Once round the ring: each passes on what it received last."""
+    """Go once around the ring, where each rank passes on what it received last."""
     chunks = output.tensor_split(n)
     assign(chunks[rank], input)
     yield from _ring_all_gather(rank, chunks)
 
 
 def all_to_all(rank: int, n: int, output: Tensor, input: Tensor) -> Steps:
-    """Pairwise: in step k, to the rank k ahead and from the rank k behind."""
+    """In step k, send to the rank k ahead, and receive from the rank k behind."""
     theirs, mine = output.tensor_split(n), input.tensor_split(n)
     assign(theirs[rank], mine[rank])
     for ahead in range(1, n):
@@ -178,19 +178,19 @@ def _ring_all_gather(rank: int, chunks: Sequence[Tensor]) -> Steps:
 
 
 def combine(op: ReduceOp, total: Tensor, part: Tensor) -> None:
-    """In place: `total` takes in `part`."""
+    """Combine `part` into `total`, in place."""
     with torch.inference_mode(total.is_inference()):
         _COMBINE[op](total, part)
 
 
 def average(op: ReduceOp, total: Tensor, n: int) -> None:
-    """In place: of a sum of `n` make the average, if that is what was asked for."""
+    """Turn a sum of `n` into the average, in place, if the caller wants that."""
     if op is ReduceOp.AVG:
         with torch.inference_mode(total.is_inference()):
             total.div_(n)
 
 
 def assign(into: Tensor, value: Tensor) -> None:
-    """In place: copy `value`, which may be the same memory."""
+    """Copy `value` in place, even if it is the same memory."""
     with torch.inference_mode(into.is_inference()):
         into.copy_(value)

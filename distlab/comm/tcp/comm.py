@@ -1,4 +1,4 @@
-"""The Comm over plain sockets: nothing below it but TCP, and nothing hidden.
+"""Implement Comm over plain sockets, with nothing but TCP below it.
 
     TcpComm          refuses mistakes, counts calls, turns losses into PeerLost
       Engine         who moves the bytes: the rank that waits, or one that stands by
@@ -45,11 +45,11 @@ _CPU = torch.device("cpu")
 class TcpComm:
     """A rank's communicator over one TCP connection to every other rank.
 
-    Limits: a send or recv that runs into its `timeout_s` gives the whole group up, here
-    and for those who wait for this rank; a collective that times out gives up nothing.
-    If a message is then half on its way, the line to that rank is closed for all
-    groups. Tensors must be in the memory of the CPU. Who joins has proved the secret;
-    what travels is neither encrypted nor signed.
+    Limits: a send or recv that exceeds its `timeout_s` gives up the whole group, here
+    and for those who wait for this rank, but a collective that times out gives up
+    nothing. If a message is half on its way by then, the line to that rank closes for
+    all groups. Tensors must be in CPU memory. Everyone who joins has proved the secret,
+    but messages are neither encrypted nor signed.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class TcpComm:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         local_rank: int | None = None,
     ) -> TcpComm:
-        """Meet the other ranks through `store` (collective) and connect to each.
+        """Meet the other ranks through `store` and connect to each; collective.
 
         `secret` is the job's, the same on every rank. `host` is the address of this
         machine by which the others reach it, `port` one to listen on; 0 lets the system
         choose.
 
         Raises:
-            ValueError: a secret that is too short, or an address to listen on that
-                cannot be had.
-            MeetingError: a rank did not come within `timeout_s`, or does not have the
+            ValueError: the secret is too short, or we can't listen on the
+                address.
+            MeetingError: a rank didn't arrive within `timeout_s`, or doesn't have the
                 same secret.
         """
         if len(secret) < MIN_SECRET_BYTES:
@@ -342,11 +342,11 @@ class TcpComm:
             comm.abort_group()
 
     def abort_group(self) -> None:
-        """Give this group up and keep its subgroups."""
+        """Give up this group, but keep its subgroups."""
         self.engine.post(lambda: self.engine.exchange.leave(self._group))
 
     def close(self) -> None:
-        """End as one should: send what is due, and part from all peers."""
+        """Shut down properly: send what is due, and leave all peers."""
         atexit.unregister(self._close_in)
         self.engine.close()
 

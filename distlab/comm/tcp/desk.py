@@ -1,12 +1,12 @@
-"""Whose request is whose: what a service answered, and what it could not answer yet.
+"""Keep track of requests that a service has answered, or can't answer yet.
 
-A caller that lost its connection sends the same request again, under the same number.
-If the service still lives and has answered that number, it is not asked again: the same
-answer goes out once more. A service that was started anew knows nothing of this; what
-must count once even then is its own work.
+A caller that lost its connection sends the same request again under the same number.
+If the service still lives and has answered that number, we don't ask it again, but send
+the same answer once more. A restarted service knows nothing of this, so whatever
+must count only once even then is its own responsibility.
 
-A caller is told if its request waits, so that it can say what it waits for: unless the
-service has asked for a Tick, for then it may be answered without another message.
+We tell a caller if its request waits, so that it can say what it waits for, unless the
+service has asked for a Tick and may answer without another message.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MAX_LINES = 128  # connections of one caller
 
 
 class Line(Protocol):
-    """A connection, as far as an answer needs one."""
+    """The part of a connection that an answer needs."""
 
     def answer(self, kind: Kind, number: int, payload: bytes) -> None:
         """Send an answer."""
 
 
 class Caller:
-    """One process that calls, on any number of connections."""
+    """A calling process, on any number of connections."""
 
     def __init__(self, rank: int, peer: int) -> None:
         self.rank, self.peer = rank, peer
@@ -55,14 +55,14 @@ class Caller:
         self.oldest = 0
 
     def give_up(self, oldest: int) -> None:
-        """Forget what it has, or does not want any more."""
+        """Forget answers that it has, or doesn't want any more."""
         self.oldest = max(self.oldest, oldest)
         for numbered in (self.waits, self.kept):
             for number in [n for n in numbered if n < self.oldest]:
                 del numbered[number]
 
     def keep_less(self) -> None:
-        """Forget the oldest answers, if there are too many."""
+        """Forget the oldest answers if there are too many."""
         num_bytes = sum(len(payload) for _, payload in self.kept.values())
         while len(self.kept) > 1 and (
             len(self.kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES
@@ -71,7 +71,7 @@ class Caller:
 
 
 class Desk:
-    """Between the connections and `handle`; belongs to one thread."""
+    """Stands between the connections and `handle`; belongs to one thread."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Desk:
         self.num_handled = 0  # requests that were handed on
 
     def arrive(self, name: bytes, rank: int, line: Line) -> Caller:
-        """A connection of the caller `name`; of a rank, only the latest one counts.
+        """Add a connection of the caller `name`; for a rank, only the latest counts.
 
         Raises:
             FrameError: somebody else has that name.
@@ -113,7 +113,7 @@ class Desk:
         return caller
 
     def leave(self, caller: Caller, line: Line) -> None:
-        """A connection has ended; with its last one a caller is gone."""
+        """Remove a connection that has ended; with its last one, a caller is gone."""
         caller.lines.discard(line)
         if not caller.lines and self._by_peer.get(caller.peer) is caller:
             self._pending.forget(caller.peer)
@@ -123,7 +123,7 @@ class Desk:
         """Answer a request, now or later, and never the same number twice.
 
         Raises:
-            FrameError: it has a number that cannot be.
+            FrameError: it has an invalid number.
         """
         if self._by_peer.get(caller.peer) is not caller:
             raise FrameError("a newer process of the same rank calls here")
@@ -152,10 +152,10 @@ class Desk:
             line.answer(Kind.NOT_YET, frame.number, b"")
 
     def event(self, event: Started | PeerGone | Tick) -> None:
-        """Tell a service that reacts; who waits may then be answered.
+        """Tell a service that reacts about an event, and offer waiting requests again.
 
         Raises:
-            TypeError: it asks for something that is not known here.
+            TypeError: it asks for an action that we don't know.
         """
         if self._reacts is None:
             return
@@ -164,7 +164,7 @@ class Desk:
         self._answer(self._pending.offer_again(now_s))
 
     def tick(self) -> None:
-        """Tell it the time, if it has asked for that and the time has come."""
+        """Send the service a Tick if it has asked for one and the time has come."""
         if self.wake_at_s is not None and self._now_s() >= self.wake_at_s:
             self.wake_at_s = None
             self.event(Tick())

@@ -1,11 +1,11 @@
-"""Endpoint and Store of a real process: calls to ranks and services by their names.
+"""Implement Endpoint and Store in a real process: call ranks and services by name.
 
     directory   who listens where; the job's runner has made the listeners, with ports
                 that the system chose, before it started anybody
     endpoint    calls whoever is in the directory, and serves its own listener
-    store       calls the service "store", which is no rank's
+    store       calls the service "store", which belongs to no rank
 
-Nothing is connected and no thread is started before it is needed.
+We connect nothing and start no thread before it is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STORE = "store"
 
 @dataclass(frozen=True, kw_only=True)
 class Directory:
-    """What every process of a job knows of the others, under the job's secret."""
+    """The addresses that every process of a job knows, under the job's secret."""
 
     addresses: Mapping[str, Address]  # by name: "rank 0", "store", …
     secret: bytes = field(repr=False)
@@ -41,15 +41,15 @@ class Directory:
     max_frame_bytes: int = MAX_FRAME_BYTES
 
     def identity(self, rank: int = NO_RANK) -> Identity:
-        """What a rank proves, or who has none yet."""
+        """Return the identity that a rank or a newcomer has to prove."""
         return Identity(self.secret, rank, self.world_size)
 
 
 class TcpEndpoint:
-    """See `Endpoint`; `rank` is `NO_RANK` for one that has none (yet), and only calls.
+    """An `Endpoint`; with `NO_RANK` as its `rank`, it has none (yet) and only calls.
 
-    On real processes a service's `handle` runs in a thread of its own, beside the
-    program of its rank: what both use must bear that.
+    On real processes, a service's `handle` runs in a separate thread beside its rank's
+    program, so anything that both use must be thread-safe.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class TcpEndpoint:
 
     @property
     def doors(self) -> frozenset[Address]:
-        """All addresses that calls may go to."""
+        """Return all addresses that you can call."""
         return frozenset(self._directory.addresses.values())
 
     @property
     def is_answering(self) -> bool:
-        """Return True if this is called by a `handle`, which may not wait."""
+        """Return True if a `handle` is calling, which may not wait."""
         return self._serving_thread == _thread.get_ident()
 
     def call(self, peer: int | str, message: bytes, timeout_s: float) -> bytes:
@@ -86,7 +86,7 @@ class TcpEndpoint:
         Raises:
             ValueError: there is no such rank or service, or the message is larger than
                 a frame.
-            TypeError: the message is no bytes.
+            TypeError: the message isn't bytes.
             PeerLost: see `Endpoint.call`.
             RuntimeError: the `handle` there raised an error, or this is one.
         """
@@ -134,14 +134,14 @@ class TcpEndpoint:
                 _thread.start_new_thread(self._run, (self._server,))
 
     def finish(self) -> None:
-        """Serve no more, as a rank whose program has ended; connections stay open."""
+        """Stop serving because the rank's program has ended; keep connections open."""
         if self._server is not None:
             self._server.stop()
             with self._served:  # the last answer is complete
                 pass
 
     def close(self) -> None:
-        """End all that was opened here. Safe to call twice."""
+        """Close everything that was opened here; safe to call twice."""
         self.finish()
         server, self._server = self._server, None
         if server is not None:
@@ -201,7 +201,7 @@ class TcpEndpoint:
 
 
 def store_of(endpoint: TcpEndpoint) -> StoreByCalls:
-    """The `Store` of the job that `endpoint` belongs to."""
+    """Return the `Store` of the job that `endpoint` belongs to."""
 
     def ask(message: bytes, timeout_s: float) -> bytes:
         return endpoint.call(STORE, message, timeout_s)

@@ -1,4 +1,4 @@
-"""Who moves the bytes: the thread that waits, and otherwise one that stands by.
+"""Move bytes in the thread that waits, or otherwise in one that stands by.
 
 A rank that waits drives the sockets itself, so a message costs no change of threads and
 takes the same time again and again. But a rank also owes its peers progress while it
@@ -36,7 +36,7 @@ FAREWELL_S = 1.0  # for what is still in the outbox when a rank ends
 
 
 class Engine:
-    """Drives an exchange. Whatever touches the exchange holds `lock`."""
+    """Drives an exchange; whoever touches the exchange must hold `lock`."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.lock = _thread.allocate_lock()
@@ -63,7 +63,7 @@ class Engine:
             _thread.start_new_thread(self._stand_by, ())
 
     def post(self, *acts: Callable[[], None], overlap: bool = False) -> None:
-        """Do `acts`; with `overlap`, the caller may go on and not wait for long."""
+        """Do `acts`; with `overlap`, the caller may continue without a long wait."""
         with self.lock:
             for act in acts:
                 act()
@@ -72,7 +72,7 @@ class Engine:
                 self._arm()
 
     def wait(self, flight: Flight, limit_s: float) -> bool:
-        """Block until `flight` is done; False if it is not after `limit_s` seconds."""
+        """Block until `flight` is done; return False after `limit_s` seconds."""
         if flight.done:
             return True
         until = time.monotonic() + limit_s
@@ -90,7 +90,7 @@ class Engine:
         return True
 
     def close(self) -> None:
-        """End as one should: send what waits and part from the peers."""
+        """Shut down properly: send what is waiting, and leave the peers."""
         with self.lock:
             if self._closed:
                 return

@@ -1,15 +1,15 @@
-"""Which send belongs to which receive, on one rank with a line to every other.
+"""Match sends with receives, on one rank with a line to every other.
 
     receiver                          sender
     recv posted ── GRANT 0 ─────────▶ send posted: it may go
     tensor      ◀───────── DATA 0 ──  send is done
 
-The receiver asks and the sender answers, at every size: no message is ever kept outside
-of a tensor, and a send ends only when its receive is there. A receive from anyone does
-not know whom to ask: it lets all know (WANTED), and from then on senders on that
-channel who have not been asked say that they wait (ANNOUNCE).
+The receiver asks and the sender answers, at every size, so no message is ever kept
+outside of a tensor, and a send ends only when its receive exists. A receive from anyone
+doesn't know whom to ask, so it lets all know (WANTED), and from then on senders on that
+channel who haven't been asked say that they wait (ANNOUNCE).
 
-Everything here happens at once and never waits; who calls it holds the engine's lock.
+Everything here happens at once and never waits; the caller holds the engine's lock.
 
 Source: receiver-initiated rendezvous, as in MPI over RDMA and in gloo's pairs.
 """
@@ -40,7 +40,7 @@ class Exchange(Peers):
     # ── posting ─────────────────────────────────────────────────────────────────────
 
     def send(self, transfer: Transfer, *, look: bool = False) -> None:
-        """Post a send; with `look`, look first whether the leave for it has come."""
+        """Post a send; with `look`, first check if its permission has arrived."""
         if self._is_lost(transfer):
             return
         peer, channel = self._enter(transfer)
@@ -83,7 +83,7 @@ class Exchange(Peers):
         self._from_anyone[transfer.key].append(transfer)
 
     def start(self, schedule: Schedule) -> None:
-        """Begin a collective."""
+        """Start a collective."""
         group = schedule.group
         group.schedules.add(schedule)
         lost = [m for m in group.members if m != self.rank and self.peers[m].lost]
@@ -93,9 +93,9 @@ class Exchange(Peers):
             self._ready.append(schedule)
 
     def settle(self) -> None:
-        """Do what has become possible; to be called after anything else here.
+        """Do what has become possible; call it after anything else here.
 
-        Lines are flushed last, so that what goes to one peer at a time goes together.
+        We flush lines last, so that everything for one peer goes together.
         """
         while self._broken or self._ready or self._unsent:
             if self._broken:

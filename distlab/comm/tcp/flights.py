@@ -1,4 +1,4 @@
-"""What is under way on a rank: transfers and collectives, and their groups."""
+"""Transfers and collectives under way on a rank, and their groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[int, int]
 
 
 class Lost(Exception):  # noqa: N818 - like PeerLost, which it becomes
-    """The peer of a flight is gone, or one of the two gave the group up."""
+    """The peer of a flight is gone, or one of the two gave up the group."""
 
 
 class Membership:
@@ -32,9 +32,9 @@ class Membership:
         self._spaces: dict[str, int] = {}
 
     def collective_key(self, op: str) -> Key:
-        """The channel of this group's next collective, which is called `op`.
+        """Return the channel of this group's next collective, which is called `op`.
 
-        Members that do not ask for the same thing get different ones and never meet.
+        Members that don't ask for the same thing get different channels and never meet.
         """
         if op not in self._spaces:
             self._spaces[op] = _number(f"{self.name} {op}")
@@ -43,7 +43,7 @@ class Membership:
 
 
 class Flight:
-    """Something that will be done, or fail; all of it is guarded by the engine."""
+    """Something that will finish or fail; the engine guards all of it."""
 
     __slots__ = ("bell", "done", "error", "group")
 
@@ -54,7 +54,7 @@ class Flight:
         self.bell: Event | None = None  # rung for who waits without driving
 
     def land(self, error: Exception | None) -> None:
-        """Be done."""
+        """Finish."""
         self.error = error
         self.done = True
         if self.bell is not None:
@@ -62,7 +62,7 @@ class Flight:
 
 
 class Transfer(Flight):
-    """One end of a message. `peer` is a rank of the world; ANY until one is found."""
+    """One end of a message; `peer` is a rank of the world, or ANY until we find one."""
 
     __slots__ = (
         "dtype",
@@ -92,7 +92,7 @@ class Transfer(Flight):
         self.exact = owner is not None  # in a collective, sizes must be the same
 
     def misfit(self, length: int) -> Exception | None:
-        """Why a message of `length` bytes cannot be received here, if it cannot."""
+        """Say why we can't receive a message of `length` bytes here, if we can't."""
         if length > len(self.view) or (self.exact and length != len(self.view)):
             return RuntimeError(
                 f"{length} bytes arrived for a tensor of {len(self.view)} bytes"
@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
 
 class Schedule(Flight):
-    """A collective: each list of `steps` is posted once the one before is done."""
+    """A collective, which posts each list of `steps` once the previous one is done."""
 
     __slots__ = ("key", "remaining", "steps")
 
@@ -121,7 +121,7 @@ class Schedule(Flight):
 
 
 class Channel:
-    """Both directions of one key with one peer, counted message by message."""
+    """Both directions of a key with one peer, counted message by message."""
 
     __slots__ = (
         *("announced", "arrived", "asked", "closed", "expecting", "grants", "group"),

@@ -1,12 +1,12 @@
-"""What travels on a line between two ranks: frames of one fixed header and a payload.
+"""Frames on a line between two ranks: a fixed header and a payload.
 
     magic version kind dtype · space tag sequence · elements length │ payload
       4      1      1    1  1     8    8     8          8       8   │ length bytes
 
 `space` and `tag` name a channel: the space is a group's (or one collective's of it), so
 that two groups with the same tags never meet. `sequence` counts the messages of one
-channel and direction: a frame that is lost, repeated or made up is noticed at once.
-Nothing is ever allocated because a length says so: a payload goes into the tensor that
+channel and direction, so we notice at once if a frame is lost, repeated or made up.
+We never allocate memory because a length says so. A payload goes into the tensor that
 waits for it, or nowhere.
 
 Source: the fixed header is that of most wire protocols; the two-step GRANT and DATA is
@@ -40,7 +40,7 @@ _memory_at.restype = ctypes.py_object
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     GRANT = 1  # a receive has been posted: the sender may send
     DATA = 2  # the message
@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A header, taken apart; `mark` is the magic and the version."""
+    """A parsed header; `mark` is the magic and the version."""
 
     mark: bytes
     kind: int
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
 
 class FrameError(RuntimeError):
-    """What came over a line is no frame, or one that cannot belong there."""
+    """Data on a line isn't a frame, or is one that can't belong there."""
 
 
 _DTYPES = (
@@ -79,7 +79,7 @@ _ITEM_BYTES = (1, *(dtype.itemsize for dtype in _DTYPES))  # code 0: only bytes
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """The number of a dtype in a header; 0 for those that have none."""
+    """Return the number of a dtype in a header; 0 for those without one."""
     return _CODES.get(dtype, 0)
 
 
@@ -93,15 +93,15 @@ def header(
     elements: int = 0,
     length: int = 0,
 ) -> bytes:
-    """The bytes of one header."""
+    """Encode a header."""
     return HEADER.pack(_MARK, kind, dtype, space, tag, sequence, elements, length)
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
-    """The header that starts at `offset`.
+    """Parse the header that starts at `offset`.
 
     Raises:
-        FrameError: it is none of ours, or its fields cannot be true.
+        FrameError: it isn't one of ours, or its fields can't be true.
     """
     frame = Frame._make(HEADER.unpack_from(buffer, offset))
     if frame.mark != _MARK or not Kind.GRANT <= frame.kind <= Kind.BYE:
@@ -137,13 +137,13 @@ def _check_payload(frame: Frame) -> None:
 
 
 def memory_of(tensor: Tensor) -> tuple[memoryview, torch.UntypedStorage]:
-    """The tensor's own memory as bytes, and what to keep as long as they are used.
+    """Return the tensor's memory as bytes, and an object to keep while you use them.
 
-    What is written there is in the tensor. Straight from the address, for a view by way
-    of numpy takes longer than the rest of a small message's preparation.
+    Writing there writes the tensor. We use the address directly, because a view through
+    numpy takes longer than the rest of a small message's preparation.
 
     Raises:
-        CommRefusedError: the tensor is not in the memory of the CPU.
+        CommRefusedError: the tensor isn't in CPU memory.
     """
     if not tensor.is_cpu:
         raise CommRefusedError(

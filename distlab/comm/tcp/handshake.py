@@ -1,4 +1,4 @@
-"""How two ends of a connection prove to each other that they belong to one job.
+"""Let two ends of a connection prove to each other that they belong to one job.
 
 Each listener has a port that the system chose. Higher ranks dial lower ones for the
 lines between them; services are dialled by any rank, and by callers that have none yet.
@@ -43,7 +43,7 @@ _WELCOME, _WRONG_SECRET, _WRONG_WORLD, _WRONG_ROLE = 0, 1, 2, 3
 
 
 class Role(IntEnum):
-    """What the dialler wants to be to the listener."""
+    """The role that the dialler asks the listener for."""
 
     PEER = 1  # the other end of a line between two ranks
     CALLER = 2  # a rank that calls a service
@@ -51,7 +51,7 @@ class Role(IntEnum):
 
 
 class Proved(NamedTuple):
-    """Who is at the other end, and the key that only both ends know."""
+    """The peer at the other end, and the key that only both ends know."""
 
     peer: int
     key: bytes
@@ -64,11 +64,11 @@ KeyedTalk = Generator[tuple[bytes, int], bytes, Proved]
 
 
 class StrangerError(Exception):
-    """Who is at the other end is no rank of this job; the message says why not."""
+    """The other end isn't a rank of this job; the message says why not."""
 
 
 class Identity(NamedTuple):
-    """What a rank proves."""
+    """The identity that a rank proves."""
 
     secret: bytes
     rank: int
@@ -76,7 +76,7 @@ class Identity(NamedTuple):
 
 
 def as_listener(me: Identity) -> Talk:
-    """The side that was dialled: let in who proves the secret.
+    """Admit whoever proves the secret: the dialled side.
 
     Raises:
         StrangerError: whoever dialled is none of us.
@@ -93,17 +93,17 @@ def as_listener(me: Identity) -> Talk:
 
 
 def as_dialler(me: Identity, peer: int) -> Talk:
-    """The side that dialled rank `peer`.
+    """Prove the secret to rank `peer`: the dialling side.
 
     Raises:
-        StrangerError: who listens there is not that rank, or does not want us.
+        StrangerError: the listener isn't that rank, or refuses us.
     """
     proved = yield from _introduce(me, Role.PEER, name_of(peer), peer)
     return proved.peer
 
 
 def as_service(me: Identity, name: str) -> KeyedTalk:
-    """The service `name` was dialled: let in ranks of the job, and newcomers.
+    """Admit ranks of the job and newcomers to the service `name`.
 
     Raises:
         StrangerError: whoever dialled is none of us.
@@ -121,17 +121,17 @@ def as_service(me: Identity, name: str) -> KeyedTalk:
 
 
 def as_caller(me: Identity, name: str) -> KeyedTalk:
-    """The side that dialled the service `name`; with `NO_RANK`, as a newcomer.
+    """Prove the secret to the service `name`, as a newcomer with `NO_RANK`.
 
     Raises:
-        StrangerError: who listens there is not that service, or does not want us.
+        StrangerError: the listener isn't that service, or refuses us.
     """
     role = Role.NEWCOMER if me.rank == NO_RANK else Role.CALLER
     return (yield from _introduce(me, role, name, NO_RANK))
 
 
 def name_of(listener: int | str) -> str:
-    """What a listener is called in a proof: a rank, or a service by its name."""
+    """Return a listener's name in a proof: that of a rank or a service."""
     return f"rank {listener}" if isinstance(listener, int) else listener
 
 

@@ -1,9 +1,10 @@
-"""One connection to one peer: frames out and in, and never a wait.
+"""A connection to one peer that sends and receives frames without ever waiting.
 
-A line moves bytes between a socket and the memory of tensors. What has to wait because
-the socket is full stays in its outbox; what a frame means is not its business. Payloads
-go from and to a tensor's own memory: only what happens to arrive in one read with a
-header, or fits into one packet with it (`READ_AHEAD` bytes at most), is copied once.
+A line moves bytes between a socket and the memory of tensors. Data that has to wait
+because the socket is full stays in its outbox. A line doesn't care what frames mean.
+Payloads go from and to a tensor's own memory: only what happens to arrive in one read
+with a header, or fits into one packet with it (`READ_AHEAD` bytes at most), is copied
+once.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _HEADER_BYTES = HEADER.size
 
 
 class Reader(Protocol):
-    """Who is told what arrives on a line, and what has left it."""
+    """Interface of an object that hears what arrives on a line and what has left it."""
 
     def begin(self, line: Line, frame: Frame) -> memoryview | None:
-        """Where the payload of `frame` goes, if it has one; None is nowhere."""
+        """Return where the payload of `frame` goes, if any; None means nowhere."""
 
     def end(self, line: Line) -> None:
-        """The payload of the last frame is complete."""
+        """Handle the complete payload of the last frame."""
 
     def sent(self, owner: object) -> None:
-        """The frame that was put for `owner` has left."""
+        """Handle the departure of the frame that was put for `owner`."""
 
 
 class Parcel:
-    """A frame in the outbox: what is left of it, and who is told once it is sent."""
+    """A frame in the outbox: the unsent part, and whom to tell once it is sent."""
 
     __slots__ = ("begun", "owner", "views")
 
@@ -43,7 +44,7 @@ class Parcel:
         self.begun = False
 
     def skip(self, count: int) -> int:
-        """Take `count` sent bytes off; how many were not ours; -1 if some is left."""
+        """Remove `count` sent bytes; return how many belong to the next, or -1."""
         self.begun = self.begun or count > 0
         while self.views and count >= len(self.views[0]):
             count -= len(self.views.pop(0))
@@ -67,7 +68,7 @@ class Line:
 
     @property
     def is_inside_payload(self) -> bool:
-        """Return True if a payload has begun to arrive and not ended."""
+        """Return True if a payload has started to arrive but isn't complete."""
         return self._left > 0
 
     # ── out ─────────────────────────────────────────────────────────────────────────
@@ -75,12 +76,12 @@ class Line:
     def put(
         self, head: bytes, payload: memoryview | None = None, owner: object = None
     ) -> None:
-        """Have a frame sent by the next `flush`, which then tells of its `owner`."""
+        """Have the next `flush` send a frame and then report its `owner`."""
         views = [head, payload] if payload else [head]
         self.outbox.append(Parcel(views, owner))
 
     def flush(self, reader: Reader) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send as much of the outbox as the socket takes."""
         outbox = self.outbox
         while outbox:
             try:
@@ -109,11 +110,11 @@ class Line:
     # ── in ──────────────────────────────────────────────────────────────────────────
 
     def read(self, reader: Reader) -> None:
-        """Take what has arrived.
+        """Read what has arrived.
 
         Raises:
             EOFError: the peer has closed the line.
-            FrameError: what came is no frame.
+            FrameError: the data isn't a frame.
         """
         more = True
         while more:

@@ -1,13 +1,13 @@
-"""A line between every two ranks of a job: each listens, higher ranks dial lower ones.
+"""Connect every two ranks of a job: all listen, and higher ranks dial lower ones.
 
     rank 0  ◀── dials ── rank 1  ◀── dials ── rank 2      store: tcp/0 = 127.0.0.1|4711
        ▲────────────────── dials ────────────────┘               tcp/1 = 127.0.0.1|4712
 
 A rank listens on a port that the system chose, writes its address into the store, and
-talks to all who come and all whom it dials at once, so that one silent connection holds
-up nobody. Who fails the handshake, or says nothing for `PATIENCE_S`, is turned away,
-counted and logged, and the ranks go on waiting for each other. Once all lines stand,
-nobody listens any more.
+talks to all who dial it and all whom it dials at once, so one silent connection holds
+up nobody. Whoever fails the handshake, or says nothing for `PATIENCE_S`, is turned
+away, counted and logged, while the ranks keep waiting for each other. Once all lines
+exist, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("distlab.comm")
 
 
 class MeetingError(RuntimeError):
-    """The ranks of a job could not all connect to each other."""
+    """The ranks of a job couldn't all connect to each other."""
 
 
 class _Talker:
@@ -97,10 +97,10 @@ class MeshMeeting:
         self._listener = _listen(host, port, me.world_size)
 
     def hold(self) -> dict[int, socket.socket]:
-        """Block until there is a line to every other rank; by rank.
+        """Block until there is a line to every other rank; return the lines by rank.
 
         Raises:
-            MeetingError: a rank did not come, or does not have the same secret.
+            MeetingError: a rank didn't arrive, or doesn't have the same secret.
         """
         try:
             self._publish()

@@ -1,9 +1,9 @@
-"""Who is still there: the lines to the peers, and what is lost with one who goes.
+"""Keep track of the lines to the peers, and of what is lost when one leaves.
 
-A peer goes in one of three ways. It gives a group up (CLOSE), and only what waits in
-that group is lost. It ends as it should (BYE), having done its part of everything. Or
-its line simply ends: then no collective of a group with it can end any more, also on
-ranks that were not waiting for that peer itself.
+A peer leaves in one of three ways. It may give up a group (CLOSE), and only what waits
+in that group is lost. It may end properly (BYE), having done its part of everything. Or
+its line simply ends, and then no collective of a group with it can finish, even on
+ranks that weren't waiting for that peer itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distlab.comm.tcp.line import Line
 
 
 class Peer:
-    """Another rank: the line to it and the channels on that line."""
+    """Another rank, with the line to it and the channels on that line."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -37,7 +37,7 @@ class Peer:
 
 
 class Peers:
-    """The other ranks, as far as they are still there."""
+    """The other ranks that are still connected."""
 
     def __init__(self, rank: int, lines: Iterable[Line]) -> None:
         self.rank = rank
@@ -53,12 +53,12 @@ class Peers:
         self._broken: deque[tuple[Peer, Exception]] = deque()
 
     def add_group(self, group: Membership) -> None:
-        """Know a new group; members may have left it before we made it."""
+        """Add a new group, which members may have left before we made it."""
         self._groups[group.id] = group
         group.gone |= self._closed_early.pop(group.id, set())
 
     def flush(self, peer: Peer) -> None:
-        """Send what waits, as far as there is room."""
+        """Send as much of what waits as there is room for."""
         if peer.lost:
             return
         try:
@@ -70,7 +70,7 @@ class Peers:
                 self.on_blocked(peer.line)
 
     def read(self, peer: Peer) -> None:
-        """Take in what has arrived from `peer`."""
+        """Read what has arrived from `peer`."""
         if peer.lost:
             return
         try:
@@ -91,7 +91,7 @@ class Peers:
         raise NotImplementedError
 
     def leave(self, group: Membership) -> None:
-        """Give a group up: all that waits in it, here and at its members, is lost."""
+        """Give up a group, and lose everything waiting in it, here and elsewhere."""
         if self.rank in group.gone:
             return
         group.gone.add(self.rank)
@@ -102,13 +102,13 @@ class Peers:
         self._abandon(group, Lost("this rank has given the group up"))
 
     def bye(self) -> None:
-        """Tell all peers that this rank ends as it should."""
+        """Tell all peers that this rank is ending properly."""
         for peer in self.peers.values():
             if not peer.lost:
                 self._put(peer, header(Kind.BYE, 0))
 
     def part(self) -> None:
-        """Close all lines; what is still under way is lost."""
+        """Close all lines, and lose whatever is still under way."""
         for peer in self.peers.values():
             self._bury(peer, Lost("this rank has closed it"))
 

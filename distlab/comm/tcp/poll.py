@@ -1,7 +1,7 @@
-"""Waiting for sockets to be readable or writable, from several threads at once.
+"""Wait for sockets to become readable or writable, from several threads at once.
 
-Linux's epoll as it is, because the standard library's wrapper takes three times as long
-as the call itself; the wrapper everywhere else.
+We use Linux's epoll directly, because the standard library's wrapper takes three times
+as long as the call itself, and use the wrapper everywhere else.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ READ, WRITE = 1, 4
 
 
 class Poller(Protocol):
-    """A set of descriptors, which another thread may change while one waits."""
+    """A set of descriptors, which one thread may change while another waits."""
 
     def register(self, descriptor: int, events: int) -> None:
-        """Take a descriptor in."""
+        """Add a descriptor."""
 
     def modify(self, descriptor: int, events: int) -> None:
         """Change what to wait for."""
 
     def unregister(self, descriptor: int) -> None:
-        """Take a descriptor out."""
+        """Remove a descriptor."""
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
-        """Wait; (descriptor, events) of those that are ready. None is forever."""
+        """Wait, forever if None; return (descriptor, events) of those now ready."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the poller."""
 
 
 class Portable:
@@ -65,7 +65,7 @@ class Portable:
 
 
 def poller() -> Poller:
-    """The quickest that this system has."""
+    """Return the fastest poller that this system has."""
     if sys.platform == "linux":
         return select.epoll()
     return Portable()

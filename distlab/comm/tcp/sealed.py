@@ -1,4 +1,4 @@
-"""What travels between a caller and a service: sealed frames, counted one by one.
+"""Sealed frames between a caller and a service, counted one by one.
 
     magic version kind zero sequence number oldest patience length │ seal │ payload
       4      1      1    2     8       8      8       8       4    │  16  │ length bytes
@@ -34,7 +34,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     HELLO = 1  # the first of each direction: whose life this connection belongs to
     CALL = 2  # a request
@@ -76,7 +76,7 @@ class Sealer:
         oldest: int = 0,
         patience_s: float = 0.0,
     ) -> bytes:
-        """The next frame."""
+        """Make the next frame."""
         head = HEADER.pack(
             MAGIC,
             VERSION,
@@ -101,11 +101,11 @@ class Opener:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Sealed]:
-        """The frames that are complete with `data`.
+        """Return the frames that `data` completes.
 
         Raises:
-            FrameError: what came is no frame of this connection; nothing that comes
-                after it can be trusted.
+            FrameError: the data isn't a frame of this connection, so we can't trust
+                anything that comes after it.
         """
         self._buffer += data
         frames: list[Sealed] = []

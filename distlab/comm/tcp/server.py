@@ -1,4 +1,4 @@
-"""Who answers calls: one listener, any number of callers, one thread, no wait.
+"""Answer calls of any number of callers in one thread that never waits for one.
 
 A stranger costs what a connection costs, and no message of his is looked at: nothing
 reaches the service but frames with the right seal, in their order, on a connection that
@@ -134,7 +134,7 @@ class Server:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Readable (on systems with epoll or kqueue) when there is something to do."""
+        """Return a descriptor that is readable (epoll, kqueue) when there is work."""
         return int(self._selector.fileno())
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class Server:
             os.write(self._wake, b"x")
 
     def close(self) -> None:
-        """End all connections; nobody must be in `run` any more."""
+        """Close all connections; nobody may be in `run` any more."""
         for guest in list(self._guests.values()):
             guest.socket.close()
         self._guests.clear()
@@ -159,7 +159,7 @@ class Server:
         os.close(self._wake)
 
     def step(self, timeout_s: float | None) -> None:
-        """Wait for the next things to happen, at most so long, and do them."""
+        """Wait for the next events, at most this long, and handle them."""
         if not self._has_started:
             self._has_started = True
             self.desk.event(Started())

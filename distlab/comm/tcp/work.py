@@ -1,4 +1,4 @@
-"""A transfer or collective under way on sockets, and how losing a peer is told."""
+"""A transfer or collective under way on sockets, which reports a lost peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limi
 
 
 class TcpWork:
-    """See `Work`; `peer`, a rank of the group, is whom it waits for; None: several."""
+    """A `Work` that waits for `peer`, a rank of the group, or None for several."""
 
     def __init__(
         self,
