@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
@@ -252,6 +253,22 @@ def explain(
     from distlab.cli.explain import explain, piped
 
     return explain(asked or piped(), every=every)
+
+
+@verb("explain-hang", panel=MORE)
+def explain_hang(
+    files: Annotated[
+        list[Path], typer.Argument(help="One dump per rank, or their folder.")
+    ],
+    ranks: Annotated[
+        int, typer.Option(help="How many there were, if the last left no dump.")
+    ] = 0,
+    as_json: Json = False,
+) -> int:
+    """Why a job hung, from the dumps of torch's flight recorder."""
+    from distlab.cli.explain_hang import explain_hang
+
+    return explain_hang(files, num_ranks=ranks, as_json_object=as_json)
 
 
 @verb(panel=MORE)

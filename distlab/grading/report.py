@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
-from distlab.terminal import screen_width
+from distlab.terminal import ranks_in_words, screen_width
 
 if TYPE_CHECKING:
     from distlab.runner.autopsy import Evidence
 
 _INDENT = "  "
 _EVIDENCE_ROWS = 8
-_RANKS_LISTED = 6
 _PATH = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+\.py:)")
 _TRANSPORT = re.compile(r"throwing an instance of 'gloo::|what\(\):  \[enforce fail")
 
@@ -183,19 +182,12 @@ def _alike(evidence: Iterable[Evidence]) -> list[tuple[str, int, Evidence]]:
         if same[0].rank < 0:
             groups += [("", 1, row) for row in same]
         elif len(same) > 2:
-            groups.append((_ranks([row.rank for row in same]), len(same), same[0]))
+            groups.append(
+                (ranks_in_words([row.rank for row in same]), len(same), same[0])
+            )
         else:
             groups += [(f"rank {row.rank}", 1, row) for row in same]
     return groups
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Their numbers: as a range only if none between them is left out."""
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}–{ranks[-1]}"
-    if len(ranks) <= _RANKS_LISTED:
-        return f"ranks {', '.join(map(str, ranks))}"
-    return f"{len(ranks)} ranks, {ranks[0]} … {ranks[-1]}"
 
 
 def _printed(failure: ClauseVerdict, is_plan: bool) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ FLOORS = {
     "search_order": 1, "cost": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
     "sim": 2, "runner": 2, "launch": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
+    "flight": 3,
     "simulated": 3, "training": 3, "walkthroughs": 4,
     "tutor": 4, "chaos": 4,
     "cli": 5,

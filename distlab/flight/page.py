@@ -1,0 +1,147 @@
+"""The finding as lines and as JSON: one sentence, and a table of the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlab.flight.hang import Hang, current_call, operation, spot
+from distlab.flight.records import Call, Records
+from distlab.terminal import ranks_in_words
+
+Line = tuple[str, str]
+_FEW = 8  # ranks that have a row each
+_TITLES = ("rank", "state", "call", "operation", "shape", "dtype", "where")
+
+_ADVICE = {
+    "operation": "Every rank must make the same calls in the same order: look for a "
+    "branch on the rank, or for data that differ.",
+    "dtype": "Convert the tensor to one dtype on all ranks.",
+    "size": "Make the tensors equally large on all ranks, or pad them.",
+    "root": "Pass the same src or dst on all ranks.",
+    "absent": "Look at what this rank did after its last call: did it leave its loop "
+    "early, raise, or compute?",
+    "no-dump": "Look at the logs of these ranks, and at memory and preemption.",
+    "circle": "Make these calls in the same order on all ranks.",
+    "apart": "The dumps don't say who belongs to these groups. If ranks enter two "
+    "groups in opposite order, each waits for the other.",
+    "agree": "The program is right as far as this shows: look at the network, the "
+    "GPUs, or a rank that is slow.",
+}
+_GLOO = (
+    "Gloo records neither send nor recv: a rank that called nothing may be in one of "
+    "them."
+)
+_ROOTS = "The root of a broadcast or a reduce is not on record: compare src and dst."
+
+
+def page(records: Records, hang: Hang) -> list[Line]:
+    """The finding for people, as (style, line) pairs."""
+    style = "pass" if hang.kind == "finished" else "fail"
+    lines = [(style, hang.sentence), ("plain", "")]
+    rows = [_TITLES, *_rows(records, hang)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append(("dim" if not number else "plain", "  ".join(cells).rstrip()))
+    notes = notes_on(records, hang)
+    return lines + [("plain", "")] * bool(notes) + [("dim", note) for note in notes]
+
+
+def notes_on(records: Records, hang: Hang) -> list[str]:
+    """What to look at first, and what these dumps cannot show."""
+    notes = [_ADVICE[hang.differ or hang.kind]] if hang.kind != "finished" else []
+    backends = {dump.backend for dump in records.dumps.values()}
+    if "gloo" in backends and hang.kind in ("absent", "finished"):
+        notes.append(_GLOO)
+    if hang.kind == "agree" and _has_root(hang):
+        notes.append(_ROOTS)
+    return notes
+
+
+def _has_root(hang: Hang) -> bool:
+    return any(call.op in ("broadcast", "reduce") for call in hang.calls.values())
+
+
+def _all(records: Records) -> list[int]:
+    return sorted({*records.dumps, *records.missing})
+
+
+def _shown_call(records: Records, hang: Hang, rank: int) -> Call | None:
+    call = hang.calls.get(rank)
+    return call if call and not call.done else current_call(records, rank)
+
+
+def _state(records: Records, rank: int, call: Call | None) -> str:
+    if rank not in records.dumps:
+        return "no dump"
+    if call is None:
+        return "no call"
+    return "not in a call" if call.done else "waiting"
+
+
+def _rows(records: Records, hang: Hang) -> list[tuple[str, ...]]:
+    """A row for each rank; of many ranks those that are alike share one."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    few = records.world_size <= _FEW
+    for rank in _all(records):
+        cells = _cells(records, hang, rank)
+        alike.setdefault((str(rank) if few else "", *cells), []).append(rank)
+    return [
+        (ranks_in_words(ranks).split(" ", 1)[1] if not few else str(ranks[0]), *cells)
+        for (_, *cells), ranks in alike.items()
+    ]
+
+
+def _cells(records: Records, hang: Hang, rank: int) -> tuple[str, ...]:
+    call = _shown_call(records, hang, rank) if rank in records.dumps else None
+    state = _state(records, rank, call)
+    if call is None:
+        return (state, *[""] * (len(_TITLES) - 2))
+    shape = "" if call.shape is None else str(list(call.shape))
+    dtype = call.dtype if shape else ""
+    return (state, str(call.number), operation(call), shape, dtype, spot(call))
+
+
+def as_json(records: Records, hang: Hang) -> dict[str, Any]:
+    """The finding for programs."""
+    return {
+        "kind": hang.kind,
+        "differ": hang.differ or None,
+        "sentence": hang.sentence,
+        "world_size": records.world_size,
+        "missing": records.missing,
+        "absent": list(hang.absent),
+        "calls": [_call(records, call) for call in hang.calls.values()],
+        "ranks": [_rank(records, hang, rank) for rank in _all(records)],
+        "notes": notes_on(records, hang),
+    }
+
+
+def _rank(records: Records, hang: Hang, rank: int) -> dict[str, Any]:
+    if rank not in records.dumps:
+        return {"rank": rank, "state": "no dump", "file": None, "call": None}
+    call = _shown_call(records, hang, rank)
+    return {
+        "rank": rank,
+        "state": _state(records, rank, call),
+        "file": str(records.dumps[rank].path),
+        "call": call and _call(records, call),
+    }
+
+
+def _call(records: Records, call: Call) -> dict[str, Any]:
+    file, line = call.place or (None, None)
+    return {
+        "rank": call.rank,
+        "group": call.group[0],
+        "members": records.members(call.group),
+        "number": call.number,
+        "operation": call.op,
+        "src": call.src,
+        "dst": call.dst,
+        "shape": None if call.shape is None else list(call.shape),
+        "dtype": call.dtype or None,
+        "finished": call.done,
+        "file": file,
+        "line": line,
+    }
