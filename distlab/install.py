@@ -422,7 +422,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--extras", default="", help="extras of pyproject.toml, separated by commas"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be done, do nothing"
+        "--dry-run", action="store_true", help="print the commands without running them"
     )
     return parser.parse_args(argv)
 

@@ -45,7 +45,7 @@ def guilty_lines(right: str, broken: str) -> frozenset[int]:
 
 
 def _alike(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many lines are the same from the beginning."""
+    """Count the lines that are the same from the beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

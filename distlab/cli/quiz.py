@@ -60,7 +60,7 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
 
 
 def _typed(posed: Posed) -> tuple[str, bool]:
-    """What was answered, and whether it is right; what is no answer is asked again.
+    """Ask for an answer until we get a valid one; return it, and True if it's right.
 
     A wrong answer may be a slip of the finger: there is a second try.
 

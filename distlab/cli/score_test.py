@@ -105,7 +105,7 @@ def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
 
 
 def path_of_tests(curriculum: Curriculum, unit: Unit) -> Path:
-    """Where the learner's tests of a unit stand."""
+    """Return the path of the learner's tests of a unit."""
     return curriculum.root / unit.folder / f"test_{unit.name}.py"
 
 

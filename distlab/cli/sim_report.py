@@ -105,7 +105,7 @@ def beside(settings: dict[str, Any], row: Row, net: Network) -> dict[str, float 
 
 
 def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
-    """What there is one for, if none stands beside a run in which something is sent."""
+    """Say what has a formula, if this run sends something but has none."""
     from distlab.sim import AlphaBeta
 
     functions = settings["functions"]
@@ -122,7 +122,7 @@ def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
 
 
 def _kind_of(function: str, row: Row) -> str:
-    """What it is for: by its name, else by what every rank was found to have."""
+    """Find out what the function does from its name, or else from its results."""
     from distlab.simulated.results import KINDS, kind_of
 
     found = [kind for kind, left in KINDS.items() if left == row["known"]]

@@ -51,7 +51,7 @@ class Tour:
         self._averaged: DigitsResult
 
     def lead(self) -> int:
-        """All screens, or only the last one for somebody who comes back."""
+        """Show all screens, or only the last one to somebody who returns."""
         if not self._skips():
             self._your_machine()
             from distlab.runner import Cluster, RunnerError

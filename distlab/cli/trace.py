@@ -46,7 +46,7 @@ def _as_text(path: Path) -> list[str]:
 
 
 def keep_timeline(progress: Progress, verdict: TaskVerdict) -> list[tuple[str, str]]:
-    """See `last_run.keep_timeline`; what went wrong is told beside the verdict."""
+    """Call `last_run.keep_timeline`, and report an error beside the verdict."""
     return last_run.keep_timeline(progress, verdict, warn)
 
 

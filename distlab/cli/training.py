@@ -29,7 +29,7 @@ class Trained(Protocol):
 
     @property
     def epoch_s(self) -> float:
-        """How long an epoch took."""
+        """Return how long an epoch took."""
 
 
 class LiveLine:

@@ -156,7 +156,7 @@ def _is_link(path: str, folder: int) -> bool:
 
 @contextmanager
 def _in_words(path: str) -> Iterator[None]:
-    """What the system refuses, as one sentence."""
+    """Turn an error of the system into one sentence."""
     try:
         yield
     except DiskError:

@@ -69,7 +69,7 @@ def _is_right(folder: Path, known: KnownSet, name: str) -> bool:
 
 
 def _wrong(path: Path, known: KnownSet, name: str) -> str:
-    """What is wrong with a file, or nothing."""
+    """Say what is wrong with a file, or return nothing."""
     try:
         read_idx(path, 3 if "images" in name else 1, sha256=known.sha256[name])
     except IdxError as error:

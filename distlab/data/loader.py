@@ -207,7 +207,7 @@ class ImageLoader(EpochLoops):
 
 
 class _Batches:
-    """What torch's loader draws its batches from; set before each epoch."""
+    """The batches that torch's loader draws from; set before each epoch."""
 
     def __init__(self) -> None:
         self.places: list[list[Place]] = []

@@ -213,7 +213,7 @@ def class_names(root: Path) -> tuple[str, ...] | None:
 
 
 def _read(path: Path) -> tuple[Stamp, list[Member], list[Problem]]:
-    """What a shard holds: from the index beside it, or else from its headers.
+    """List a shard's contents from the index beside it, or else from its headers.
 
     We only trust an index if the shard's size and both of its timestamps are unchanged.
     They differ for a copy, and also for a shard that was overwritten and then given its

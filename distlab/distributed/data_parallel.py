@@ -277,7 +277,7 @@ class DistributedDataParallel(nn.Module):
             bucket.num_ready, bucket.work = 0, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """The same with a copy of the module, on this rank's comm; sends nothing."""
+        """Copy the wrapper and its module on this rank's comm; send nothing."""
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         engine = twin.__dict__["engine"]

@@ -102,7 +102,7 @@ class StepAttempt:
 
     def __init__(self, training: Elastic, index: int) -> None:
         self.index = index
-        """How many steps were completed before this one."""
+        """Return the number of steps completed before this one."""
         self.is_entered = False
         self._training = training
 
@@ -381,7 +381,7 @@ def _as_run(state: Run | Mapping[str, Any]) -> Run:
 
 
 def _write_into(log: str) -> None:
-    """What this process prints goes into the log of its rank from now on."""
+    """Send this process's output to the log of its rank from now on."""
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

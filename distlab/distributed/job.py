@@ -255,7 +255,7 @@ def _to_device(
 def _preparation(
     options: Options, sets: ImageSets, device: torch.device
 ) -> Callable[[Tensor, Tensor, int], Prepared]:
-    """The same for training: a size that grows, and mixtures of two images."""
+    """Return a function that resizes training images and mixes pairs of them."""
     to_device, side = _to_device(options, sets, device), _side(options, sets)
     mixtures = []
     for mix, alpha in ((mixing.mixup, options.mixup), (mixing.cutmix, options.cutmix)):

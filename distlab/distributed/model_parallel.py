@@ -105,7 +105,7 @@ class TensorParallel(nn.Module):
         registry.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorParallel:
-        """The same with copies of the layers, on this comm; sends nothing."""
+        """Copy the wrapper and its layers on this comm, without sending anything."""
         return _copied(self, memo)
 
     def _watch_parts(self, columns: Sequence[nn.Module]) -> None:
@@ -273,7 +273,7 @@ class PipelineParallel(nn.Module):
         registry.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PipelineParallel:
-        """The same with copies of the stages, on this comm; sends nothing."""
+        """Copy the wrapper and its stages on this comm, without sending anything."""
         return _copied(self, memo)
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> float:
@@ -448,7 +448,7 @@ def _actions(name: str, rank: int, n: int, m: int, num_chunks: int) -> list[Acti
 
 
 def _samples(model: nn.Sequential, example: Tensor) -> list[Tensor]:
-    """One sample that enters each layer."""
+    """Return one sample that enters each layer."""
     modes = {module: module.training for module in model.modules()}
     model.eval()  # so that nothing is drawn, and no running statistics change
     samples, x = [], example[None]

@@ -125,7 +125,7 @@ _MODULES: dict[str, ModuleType] = {}
 
 @dataclass
 class _Source:
-    """Where the units are read from: see `forget`."""
+    """The folder and the side that we read units from; see `forget`."""
 
     default: Side = "auto"
     root: Path | None = None

@@ -228,7 +228,7 @@ class _Counter:
     has_ended = False
 
     def ending(self, iterator: _BaseDataLoaderIter) -> Callable[[], Any]:
-        """What draws a batch of `iterator`, without a reference to it."""
+        """Return a function that draws batches of `iterator` without holding it."""
         own, draw = weakref.ref(iterator), type(iterator)._next_data
 
         def drawn() -> Any:

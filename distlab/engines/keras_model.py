@@ -160,7 +160,7 @@ def expect_model(model: Any) -> None:
 
 
 def _losses(model: Any) -> list[Any]:
-    """What compile() was given as loss, output by output."""
+    """Return the losses passed to compile(), output by output."""
     given = getattr(model, "loss", None)
     if isinstance(given, dict):
         given = list(given.values())

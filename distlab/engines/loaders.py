@@ -55,7 +55,7 @@ class Loading:
     shuffles: bool
     drop_last: bool
     sampler: Any = None
-    """What rank 0 draws the order from; None means in order or shuffled."""
+    """The sampler that gives rank 0 the order; None means in order or shuffled."""
     seed: int | None = None
     """The seed of the order; None means the training's own seed."""
     worker_seed: int = 0

@@ -63,7 +63,7 @@ class TensorFlowDistributedTrainer(Trainer):
         self.shuffle = shuffle
 
     def _expect_trainable(self) -> None:
-        """See Trainer; `expect_model` has already checked this."""
+        """Do nothing, because `expect_model` has already checked this."""
 
     def _take(self, outcome: Outcome) -> None:
         own: Any = self.model

@@ -250,7 +250,7 @@ class TrainingLoop:
         return now
 
     def _timed(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The same batches; adds up how long they were waited for."""
+        """Yield the batches, and add up how long we waited for them."""
         each = iter(batches)
         while True:
             asked_s = time.perf_counter()

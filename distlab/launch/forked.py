@@ -160,7 +160,7 @@ class Forked:
 
 
 def _python_path(environment: Mapping[str, str]) -> str:
-    """Where distlab lies, before what the user has."""
+    """Return the user's PYTHONPATH with distlab's folder in front."""
     root = str(Path(__file__).parents[2])
     given = environment.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, (root, given)))

@@ -241,7 +241,7 @@ def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks, inbox: Inbox) ->
 
 @contextlib.contextmanager
 def _orphans_come_here() -> Iterator[None]:
-    """What a rank leaves behind is ours to end."""
+    """Make us end whatever a rank leaves behind."""
     is_ours = become_subreaper()
     try:
         yield

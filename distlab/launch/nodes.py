@@ -58,7 +58,7 @@ class NodeLost:
 
 @dataclass(frozen=True)
 class Said:
-    """What node `node` told node 0."""
+    """A message from node `node` to node 0."""
 
     node: int
     words: dict[str, Any]

@@ -43,7 +43,7 @@ class Meeting:
     port: int
     generation: int
     nodes: tuple[int, ...] = ()
-    """Whose ranks come in this order; none: all of the launch."""
+    """The nodes whose ranks come in this order; empty means all of the launch."""
 
 
 class Ranks:

@@ -395,5 +395,5 @@ class TcpComm:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """All elements in a row; a message is no operation that autograd should see."""
+    """Flatten a tensor, hidden from autograd, because a message isn't an operation."""
     return tensor.detach().view(-1)

@@ -239,7 +239,7 @@ class Peers:
                 self._mourn(group, peer)
 
     def _mourn(self, group: Membership, peer: Peer) -> None:
-        """Who ends as it should has done its part of every collective."""
+        """Handle a proper end; that peer has done its part of every collective."""
         assert peer.lost is not None
         if not peer.said_bye or self._nobody_left(group):
             self._abandon(group, peer.lost)

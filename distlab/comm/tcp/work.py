@@ -49,6 +49,6 @@ class TcpWork:
         return self._flight.done
 
     def _give_up(self) -> None:
-        """As on gloo: who gives up closes its connections in the group."""
+        """Close this rank's connections in the group when it gives up, as gloo does."""
         engine, group = self._engine, self._flight.group
         engine.post(lambda: engine.exchange.leave(group))
