@@ -18,6 +18,7 @@ from distlab.trace.palette import (
     LINK_BUSY,
     MUTED,
     NEUTRAL,
+    PAPER,
 )
 from figures.draw import Canvas, write
 
@@ -79,19 +80,26 @@ def rendezvous() -> str:
         color = FAILURE if is_refused else LINK_BUSY
         c.arrow(start, top, end, top, color=color, thick=1.5)
         said = f"{step['op']} {step['key']}, generation {generation}"
-        c.text((start + end) / 2, top - 5, said, size=11.5)
+        _said(c, (start + end) / 2, top - 5, said)
         if not answered:
             c.text(end + 8, top + 4, "not yet", size=11.5, color=MUTED, anchor="start")
         for place, (whose, words) in enumerate(sorted(answered, reverse=True)):
             y = top + 22 + 20 * place
             c.arrow(end, y, LINES[whose], y, color=color, thick=1.5, dash="5 3")
             ink = FAILURE_TEXT if is_refused else COMPLETE_TEXT
-            c.text((end + LINES[whose]) / 2, y - 4, words, size=11.5, color=ink)
+            _said(c, (end + LINES[whose]) / 2, y - 4, words, color=ink)
     y = LINES["y"]
     c.rect(y - 5, 196, 10, 174, fill=NEUTRAL, stroke=FAILURE, dash="4 3")
     c.text(y + 12, 214, "its node is cut off", size=11.5, anchor="start", color=INK)
     c.text(LINES["launcher"] + 8, 214, "a rank has failed", size=11.5, anchor="start")
     return c.svg()
+
+
+def _said(c: Canvas, x: float, y: float, words: str, *, color: str = INK) -> None:
+    """Write words of a message so that no lifeline runs through them."""
+    wide = 6.6 * len(words) + 4
+    c.rect(x - wide / 2, y - 11, wide, 13, fill=PAPER, stroke="none")
+    c.text(x, y, words, size=11.5, color=color)
 
 
 def _started(c: Canvas, top: float, names: tuple[str, ...], generation: int) -> None:

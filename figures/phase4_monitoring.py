@@ -106,7 +106,7 @@ def exposed() -> str:
                 first = max(start, end)
                 c.hatch(left + scale * first, y + 51, scale * (stop - first), 20)
         x = left + scale * end
-        c.line(x, y + 14, x, y + 80, color=MUTED, thick=1, dash="4 3")
+        c.line(x, y + 18, x, y + 80, color=MUTED, thick=1, dash="4 3")
     c.text(left, 322, "hatched: exposed", size=11.5, color=MUTED, anchor="start")
     return c.svg()
 
