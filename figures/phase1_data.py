@@ -63,7 +63,7 @@ def samples() -> str:
         desc=(
             "Positions go to ranks 0, 1, 2, 3, 0, 1 and so on. Padding: twelve "
             "positions, the last two repeat samples 0 and 1, with a dashed border. "
-            "Dropping: eight positions, samples 8 and 9 have a red cross. With "
+            "Dropping: eight positions, samples 8 and 9 have an orange cross. With "
             f"set_epoch the order of epoch 0 is {in_words[0]} and that of epoch 1 is "
             f"{in_words[1]}: the samples change ranks. Without set_epoch epoch 1 "
             f"is {in_words[0]} again: every rank has the same samples as before."
