@@ -47,7 +47,7 @@ def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
         if answer in tuple(letters) or (enter and not answer):
             return answer
         if turn == 0:
-            say(f"  Please type {_choices(letters, enter=enter)}.")
+            say(f"  Please {_choices(letters, enter=enter)}.")
     return ""
 
 
@@ -64,8 +64,8 @@ def ask_line(question: str) -> str:
 
 
 def _choices(letters: str, *, enter: bool) -> str:
-    choices = [*letters, *(["Enter"] if enter else [])]
-    return ", ".join([*choices, "or q to quit"])
+    typed = f"type {', '.join([*letters, 'or q']) if letters else 'q'} to quit"
+    return f"press Enter, or {typed}" if enter else typed
 
 
 def _line(question: str) -> str:

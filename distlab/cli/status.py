@@ -87,7 +87,12 @@ def _route(
     minutes = sum(one.minutes for one in left)
     how = command(f"watch {task.number}")
     lines.append(("plain", f"next on this route: {task.number} at {verdict.place}"))
-    return [*lines, ("dim", f"      {how}  {minutes} min to go")]
+    return [*lines, ("dim", f"      {how}   about {_duration(minutes)} to go")]
+
+
+def _duration(minutes: int) -> str:
+    """Whole hours from two hours on, so that the end of a long path is readable."""
+    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
 
 
 def _scores(curriculum: Curriculum, kept: dict[str, Any]) -> list[tuple[str, str]]:
@@ -122,7 +127,7 @@ def _next(
     task = current_task(curriculum, progress)
     verdict, _ = look_at(curriculum, task, "mine")
     minutes = sum(task.minutes for task in left)
-    hints = [f"{command('watch')}  {minutes} min to go"]
+    hints = [f"{command('watch')}   about {_duration(minutes)} to go"]
     hints += [f"{command('status --all')}  every phase"]
     if sum(map(len, hints)) + 9 < screen_width():
         hints = ["   ".join(hints)]

@@ -45,7 +45,16 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
     show([("plain", part.line()) for part in changed])
     same = len(after) - len(changed)
     tasks = f"{same} task{'s' * (same != 1)}"
-    count = f"{tasks} as before" if changed else f"nothing changes: {tasks} as before"
+    count = f"{tasks} as before"
+    if not changed:
+        named = [
+            part for part in after if {part.task, part.task.split(".")[0]} & {*ids}
+        ]
+        unwritten = wanted == "mine" and any(
+            part.why == "not started" for part in named
+        )
+        until = " until you write one of these tasks" if unwritten else ""
+        count = f"nothing changes{until}: {count}"
     show([("dim", f"{count}; {command('use')} shows them all")])
     return 0
 

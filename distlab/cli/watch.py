@@ -285,7 +285,8 @@ class _Session:
         """Judge a file that isn't valid Python, or lacks a task that had passed."""
         current, passed = self._task.id, self._passed()
         read: set[str] = set()
-        for task in self._curriculum.tasks:
+        # The current task comes first: a typo in it isn't blamed on an earlier one.
+        for task in (self._task, *self._curriculum.tasks):
             counts = task.id in passed or task.id == current
             if not counts and task.unit in read:
                 continue  # one look tells whether a file is Python

@@ -37,7 +37,7 @@ RULES = {
     ),
     "unmatched-send": "every rank runs the same line: branch on comm.rank",
     "unmatched-recv": "every recv needs a send on the other side: branch on comm.rank",
-    "peer-finished": "each send needs its recv on the rank it names, and the other way",
+    "peer-finished": "each send needs its recv on the rank it names, and vice versa",
     "send-to-self": "a rank does not send to itself: leave your own rank out",
     "no-such-rank": "ranks are 0 … n - 1",
     "collective-not-here": "send and recv only: this unit builds the rest",

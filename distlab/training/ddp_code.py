@@ -150,7 +150,7 @@ def _require_finished(
             unfinished += _unfinished(curriculum, source)
     if unfinished:
         names = ", ".join(f"{task.number} {task.id}" for task in unfinished)
-        raise ValueError(f"the training needs what is not written yet: {names}")
+        raise ValueError(f"the training needs tasks you haven't written yet: {names}")
 
 
 def _unfinished(curriculum: Curriculum, source: UnitSource) -> list[Task]:

@@ -47,7 +47,7 @@ class UnfinishedError(Exception):
 
     def __init__(self, parts: Sequence[Part]) -> None:
         names = ", ".join(f"{part.number} {part.task}" for part in parts)
-        super().__init__(f"the training needs what is not written yet: {names}")
+        super().__init__(f"the training needs tasks you haven't written yet: {names}")
         self.number = parts[0].number
 
 

@@ -196,8 +196,15 @@ def test_what_passed_before_is_looked_at_again(course: Course) -> None:
     assert course.distlab("check", "1.1").code == 0
     terminal = Terminal(course)
     try:
-        # the current task is 1.2; breaking 1.1 must not go unnoticed
         assert terminal.until(READY).startswith("1.2 ")
+        # a typo counts against the current task, not against one that has passed
+        text = course.template().read_text()
+        course.template().write_text(f"{text}def (\n")
+        terminal.until(r"1\.2 NOT YET(?s:.*)\[syntax-error\](?s:.*)" + READY)
+        course.template().write_text(text)
+        terminal.until(READY)
+
+        # breaking 1.1 must not go unnoticed, though the current task is 1.2
         course.fill(FIRST, "comm.send(tensor, 1)")
         terminal.until(r"\[unmatched-send\](?s:.*)" + READY)
         assert course.progress()[FIRST]["fails_now"]
