@@ -92,6 +92,8 @@ class Call:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of the rank's own tensor; None if the call has none."""
+        if self.op == "barrier":  # NCCL reduces a tensor of its own
+            return None
         sizes = self.outputs if self.op in ("recv", "scatter") else self.inputs
         sizes = sizes or self.outputs
         return sizes[0] if sizes else None
