@@ -56,6 +56,8 @@ class Steps:
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
+        if self._optimizer is None:
+            os.environ.pop(FOLDER, None)  # what this process starts now is no rank
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer or os.getpid() != self._pid:
@@ -190,7 +192,10 @@ def _watch_sampler(module: Any, steps: Steps) -> None:
 
 
 def _num_samples(batch: Any) -> int:
+    """The first dimension of the first tensor; 0 if there is none."""
     while isinstance(batch, dict | list | tuple) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    shape: Any = getattr(batch, "shape", ())
-    return int(shape[0]) if len(shape) else 0
+    try:
+        return int(batch.shape[0])
+    except Exception:  # whatever the script's own class raises: its training goes on
+        return 0

@@ -64,6 +64,7 @@ def launched(tmp_path: Path) -> Launched:
 
 
 MONITORED = """
+import subprocess
 import urllib.request
 import torch
 from torch import nn
@@ -72,6 +73,8 @@ model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 data = TensorDataset(torch.randn(48, 4))
 sampler = DistributedSampler(data, 2, rank)
+nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])  # has no shape
+list(DataLoader([0], collate_fn=lambda _: nested))
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for (inputs,) in DataLoader(data, batch_size=2, sampler=sampler):
@@ -82,6 +85,8 @@ for epoch in range(2):
     if generation == 1 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0:
+    child = "import torch; torch.optim.SGD([torch.ones(1)]).step()"
+    subprocess.run([sys.executable, "-c", child], check=True)
     until, page = time.monotonic() + 20, ""
     while 'rank="1"} 3' not in page and time.monotonic() < until:
         page = urllib.request.urlopen(sys.argv[1]).read().decode()
@@ -94,7 +99,7 @@ if rank == 0:
 def test_the_steps_of_a_plain_script_are_monitored(
     launched: Launched, tmp_path: Path
 ) -> None:
-    """One rank is killed in between: figures and counters go on."""
+    """One rank is killed in between, one has a child: figures and counters go on."""
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -118,6 +123,7 @@ def test_the_steps_of_a_plain_script_are_monitored(
     assert [(row.epoch, row.learning_rate) for row in last] == [(2, 0.5)] * 2
     assert last[0].step == last[1].step >= 34  # 10 before, 24 after the restart
     assert sum(row.samples for row in recorded.records[1]) == 2 * (10 + 24)
+    assert min(row.num_steps for row in recorded.records[0]) > 1  # not the child's one
     assert {row.get("restarts") for row in recorded.figures} == {None, 1.0}
     with pytest.raises(LaunchError, match="one "):
         launched("", monitor=tmp_path / "one")
