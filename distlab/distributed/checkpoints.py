@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from distlab.comm import DiskError, RealDisk
+from distlab.distributed.calls import same_call
 from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
@@ -71,7 +72,7 @@ def save_checkpoint(
             continue, and earlier checkpoints are unchanged.
         ValueError: the model is sharded over the ranks, lazy, or on the meta device; a
             name in `parts` is reserved; `step` or `keep` is invalid; or the ranks pass
-            different steps.
+            different steps or make different calls, such as rank 0 alone this one.
 
     Example:
         init_process_group()
@@ -84,6 +85,7 @@ def save_checkpoint(
         assert model.module.weight.count_nonzero() == 2
     """
     comm, tasks = default_comm(), unit("fault_tolerance")
+    same_call(comm, lambda: "save_checkpoint()")
     step, keep = _whole("step", step, 0), _whole("keep", keep, 1)
     run = _run(model, optimizer, parts)
     state = packed(comm, tasks, run, step=step, within=lambda: running(CheckpointError))
@@ -116,7 +118,7 @@ def load_checkpoint(
             of several steps but no manifest, the ranks found different checkpoints, or
             another rank could not load it.
         ValueError: the checkpoint is from another model or optimizer, or lacks one of
-            `parts`.
+            `parts`; or the ranks make different calls.
         DiskError: the folder can't be read.
 
     Example:
@@ -127,6 +129,7 @@ def load_checkpoint(
         assert first_step == 0
     """
     comm, tasks = default_comm(), unit("fault_tolerance")
+    same_call(comm, lambda: "load_checkpoint()")
     run = _run(model, optimizer, parts)
     found = resume(
         comm,

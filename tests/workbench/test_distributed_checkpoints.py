@@ -240,6 +240,12 @@ def on_two_ranks(context: RankContext, folder: str) -> dict[str, Any]:
             lambda at=at, n=step: dist.save_checkpoint(at, n, model, optimizer)
         )
 
+    at = f"{folder}/alone"
+    said["alone"] = told(
+        lambda: (
+            dist.barrier() if rank else dist.save_checkpoint(at, 1, model, optimizer)
+        )
+    )
     at = f"{folder}/{'own' if rank else 'none'}"
     said["apart"] = told(lambda: dist.load_checkpoint(at, *small(), loader=Part(7)))
     at = f"{folder}/{'own' if rank else 'file'}"
@@ -261,6 +267,7 @@ def test_each_rank_has_its_own_and_an_error_is_everybodys(
         assert re.match(r"CheckpointError: .*rank 1: .*ZeroDivision", said["broken"])
         assert re.match(r"ValueError: .*\[3, 4\]", said["steps"])
         assert re.match(r"CheckpointError: .* 3 .*rank 0 .*rank 1", said["nodes"])
+        assert re.match(r"DisagreementError: .*save_.*\bbarrier", said["alone"])
         assert re.search(r"'loader'.*KeyError: 'x'", said["raises"])
         assert ("rank 1: " in said["raises"]) == (rank == 0)
         assert re.match(r"ValueError: .*'scaler'", said["absent"])
