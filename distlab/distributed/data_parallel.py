@@ -380,10 +380,14 @@ def _name_of(hook: Any) -> str:
 
 
 def _take_over(engine: Any) -> None:
-    """Make older engines with the same parameters stay silent from now on."""
+    """Make older engines with the same parameters stay silent from now on.
+
+    Parameters that an older one's module has lost since don't count.
+    """
     own = set(engine.module.parameters())
     for older in _ENGINES:
-        if own.issuperset(older.trainable):
+        left = set(older.module.parameters()).intersection(older.trainable)
+        if left and left <= own:
             older.is_replaced = True
     _ENGINES.add(engine)
 

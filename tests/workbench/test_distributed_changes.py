@@ -266,6 +266,21 @@ def unfrozen_later(wrap: Wrap, rank: int, n: int) -> nn.Module:
     return net
 
 
+def replaced_later(wrap: Wrap, rank: int, n: int) -> nn.Module:
+    """Another first layer after two steps, then wrapped anew."""
+    net = two_layers()
+    model = wrap(net)
+    for step in range(4):
+        if step == 2:
+            net[0] = copy.deepcopy(net[0])
+            model = wrap(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        optimizer.zero_grad()
+        model(inputs_of(step)[rank::n]).square().mean().backward()
+        optimizer.step()
+    return net
+
+
 def frozen_in_turn(wrap: Wrap, rank: int, n: int) -> nn.Module:
     """A generator and a critic, which is frozen in each step of the generator."""
     torch.manual_seed(0)
@@ -306,7 +321,7 @@ def inputs_of(step: int) -> Tensor:
     return torch.randn(8, 2, generator=generator, dtype=torch.float64)
 
 
-PROGRAMS = (unfrozen_later, frozen_in_turn, values_copied_in)
+PROGRAMS = (unfrozen_later, replaced_later, frozen_in_turn, values_copied_in)
 
 
 def by_both(context: RankContext, folder: str) -> Iterator[list[list[Tensor]]]:
