@@ -269,7 +269,7 @@ def test_command_says_what_it_had_no_time_for(
     assert command.mutants(minutes=1) == 0
     out = capsys.readouterr().out
     assert sum(out.count(name) for name in ("CO01 ", "CO02 ", "A01 ")) == 2
-    assert re.search(r"^1 \D+ 1 minutes$", out, re.MULTILINE)
+    assert re.search(r"^1 \D+: 1 minutes", out, re.MULTILINE)
 
 
 def test_command_refuses_what_matches_nothing(run_on: Callable[..., None]) -> None:
