@@ -43,8 +43,9 @@ def shard_indices(
     with `drop_last`, leave some out (dropping), in both cases as few as possible.
 
     C1 Every rank has the same number of samples.
-    C2 With padding, every sample is there and repeats are spread evenly: the counts of
-       two samples differ by at most one. With dropping, no sample is there twice.
+    C2 With padding, every sample is included and repeats are spread evenly, so that no
+       two samples' counts differ by more than one. With dropping, no sample appears
+       twice.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
     Example: 5 samples, 2 ranks → 0 2 4 and 1 3 0; with drop_last 0 2 and 1 3
     Cost: none. Check: distlab check 1.8
@@ -123,12 +124,12 @@ class DistributedDataLoader(EpochLoops):
     1.10 C1 In every step, the ranks together have the global batch of a single process,
             in shards whose sizes differ by at most one.
          C2 No two data workers draw the same random numbers, on any rank or in any
-            epoch. A second run with the same seed draws the same numbers, and another
-            seed changes those of every worker.
+            epoch. A second run with the same seed draws the same numbers, while a
+            different seed changes every worker's numbers.
     1.15 C1 A loader that loads the state continues with the next sample.
-         C2 The state is a snapshot of plain numbers, and the state of another run is
-            refused.
-         C3 All ranks have the same state, and it fits any number of ranks.
+         C2 The state is a snapshot made of plain numbers. A state from a different run
+            is refused.
+         C3 The state is the same on all ranks and can be loaded on any number of ranks.
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state
     Cost: none. Check: distlab check 1.10, distlab check 1.15

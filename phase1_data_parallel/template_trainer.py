@@ -56,8 +56,8 @@ class Loader(Protocol):
 def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
     """Copy the model of rank `src` into every rank's `model`, in place.
 
-    C1 Every rank has the parameters of rank src.
-    C2 Every rank has the buffers of rank src, too.
+    C1 Every rank ends up with rank src's parameters.
+    C2 Every rank also ends up with rank src's buffers.
     In torch.distributed: DistributedDataParallel (DDP) does it in its constructor
     Cost: one broadcast per tensor. Check: distlab check 1.5
     """
@@ -94,7 +94,8 @@ def train_step(
 
     Given: equal models on all ranks. `inputs` and `targets` are this rank's samples of
     the global batch; all ranks have equally many. `loss_fn` is a mean over samples.
-    C1 The weights become those that a single process gets from the global batch.
+    C1 The weights end up the same as in a single process that trains on the global
+       batch.
     C2 It returns the mean loss over the global batch as a float, the same on every
        rank.
     In torch.distributed: the body of the loop around a DDP model
@@ -120,7 +121,7 @@ def fit(
     Given: models that may differ, in either mode; `fit` trains in training mode.
     `train_loader` gives every rank equally many samples of each global batch, at least
     one; batches may differ in size. The first epoch is set_epoch(0).
-    C1 The weights become those of the single-process baseline.
+    C1 The weights end up the same as in the single-process baseline.
     C2 It returns the mean loss over all samples of each epoch, the same on every rank.
     C3 Exactly one rank calls `log`, once per epoch and with one line.
     In torch.distributed: the training loop of any script that uses DDP
@@ -150,9 +151,9 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
     rank without samples did not call backward(), so its `.grad` is None or an old one.
     C1 gradient_weight is this rank's fraction of all samples.
     C2 Every .grad is the mean over all samples of all ranks.
-    C3 A rank that lacks samples, or lacks some gradient, adds zeros in the same calls
-       as the others. A frozen parameter gets no .grad. If no rank has a gradient, it
-       may be None or zeros.
+    C3 A rank without samples, or without some gradient, makes the same calls as the
+       others and contributes zeros. A frozen parameter gets no .grad. If no rank has a
+       gradient for a parameter, its .grad may be None or zeros.
     In torch.distributed: nothing; with DDP, scale the loss by n × the weight
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
     Cost: an all_reduce per parameter, and one of one element. Check: distlab check 1.12
@@ -173,8 +174,8 @@ def evaluate(
     C1 Every rank returns the loss and the accuracy over all samples. The loss is summed
        in float64.
     C2 Every rank returns, even if some have more batches than others or none at all.
-    C3 The model runs in evaluation mode and without gradients, and is then back in its
-       old mode.
+    C3 The model runs in evaluation mode and without gradients, and afterwards returns
+       to its previous mode.
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 correct → accuracy 0.25
     Cost: one all_reduce of three elements. Check: distlab check 1.13

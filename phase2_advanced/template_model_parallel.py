@@ -34,7 +34,7 @@ def partition(costs: Sequence[float], num_stages: int) -> list[list[int]]:
 
     C1 Every layer is in one stage, in the model's order, and no stage is empty.
     C2 The most expensive stage is as cheap as possible.
-    C3 Fewer layers than stages, or num_stages < 1, is a ValueError.
+    C3 Raises ValueError if there are fewer layers than stages, or if num_stages < 1.
     In torch.distributed: torch.distributed.pipelining leaves the split to you
     Example: costs 1 1 1 5, 2 stages → [0, 1, 2] and [3]
     Cost: no communication. Check: distlab check 2.8
@@ -61,7 +61,7 @@ def train_step(
     read only the number of samples. `example` has the shape and dtype of ONE sample
     that enters this stage; its values mean nothing.
 
-    C1 The weights become those of a single process that trains the full model.
+    C1 The weights end up the same as in a single process that trains the full model.
     C2 It returns the loss of the batch, the same number on every rank, which is why you
        send it as float64.
     C3 Each stage runs once. Its activations are sent once, and their gradient comes

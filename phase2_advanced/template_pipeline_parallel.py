@@ -127,7 +127,7 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     execute waits at the end for the sends that are left.
     C1 A rank waits only for what its next action needs. `free` waits for a send only if
        the receiver must have it already, and for each send that it removes.
-    C2 Nothing of a microbatch is kept after its backward, neither its entry of `kept`
+    C2 After a microbatch's backward, nothing of it is kept: neither its entry in `kept`
        nor the send of its output. All other entries stay.
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
     Cost: no communication. Check: distlab check 2.13
@@ -143,8 +143,8 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
     m may be smaller than n.
     C1 Each microbatch has one forward and then one backward.
     C2 All ranks together take (m + n - 1)(t_f + t_b), as with GPipe.
-    C3 Never more than n - rank microbatches are in flight, with their forward begun and
-       their backward not done.
+    C3 At most n - rank microbatches are in flight at any time. A microbatch is in
+       flight from the start of its forward until its backward is done.
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
     Cost: keeps the activations of n - rank microbatches. Check: distlab check 2.14
@@ -161,11 +161,11 @@ def interleaved(
 
     Here t_f and t_b are the times of one chunk: 1/v of the rank's layers.
     C1 Each microbatch has one forward and one backward in each chunk: forward from
-       chunk 0 up, backward from the last chunk down. It is a ValueError if n doesn't
-       divide m.
+       chunk 0 up, backward from the last chunk down. Raises ValueError if m isn't
+       divisible by n.
     C2 All ranks together take (m v + n - 1)(t_f + t_b), so the bubble shrinks to 1/v.
-    C3 Never more than (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and a
-       chunk are in flight, with their forward begun and their backward not done.
+    C3 At most (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and a chunk are in
+       flight at any time, from the start of their forward until their backward is done.
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
     Cost: v times as many messages. Check: distlab check 2.21
@@ -191,7 +191,7 @@ def with_torch(
     least n. loss_fn returns a mean.
     C1 The gradients are those of the mean loss of the batch, as in a single process.
     C2 It returns that loss on every rank.
-    C3 Never more than n - rank microbatches are in flight.
+    C3 At most n - rank microbatches are in flight at any time.
     In torch.distributed: already plain torch
     Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
     Cost: as in 2.14, plus small messages about shapes. Check: distlab check 2.26

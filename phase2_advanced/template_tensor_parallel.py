@@ -31,7 +31,7 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     C1 The coordinates put neighboring ranks into one model replica.
     C2 Each rank gets its two groups, with their ranks in ascending order.
     C3 Every rank creates the same groups, each once, in the same order.
-    C4 It is a ValueError, and nothing is sent, unless tensor_size is above 0 and
+    C4 Raises ValueError, without sending anything, unless tensor_size is positive and
        divides the world size.
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
@@ -96,7 +96,7 @@ class ColumnParallelLinear(given.ParallelLinear):
        for it.
     C2 RowParallelLinear returns all outputs on every rank, with the bias added once.
     C3 The gradients of inputs, weights and biases equal the single-process baseline.
-    C4 It is a ValueError if n doesn't divide the dimension that is sharded.
+    C4 Raises ValueError if the sharded dimension isn't divisible by n.
     In torch.distributed: ColwiseParallel, RowwiseParallel. Check: distlab check 2.17
     """
 
@@ -135,8 +135,8 @@ def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
     C1 Outputs, gradients and training steps equal the single-process baseline.
     C2 Each rank stores 1/n of the weights.
     C3 An MLP or an attention needs one all_reduce forward and one backward.
-    C4 An attention whose heads n doesn't divide is a ValueError, and nothing is sent or
-       replaced.
+    C4 If the number of attention heads isn't divisible by n, it raises ValueError
+       before sending or replacing anything.
     In torch.distributed: parallelize_module, as in 2.25. Check: distlab check 2.18
     """
     # TODO(tensor_parallel.block)
@@ -162,7 +162,8 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
     `logits` (tokens, V / n): columns from r · V / n on; `targets` (tokens,): below V.
     C1 The loss equals the single-process baseline, for large logits and for -inf, too.
     C2 The gradient of this rank's logits equals the single-process baseline.
-    C3 The elements sent grow with the number of tokens, not with the vocabulary.
+    C3 The number of elements sent grows with the number of tokens, not with the
+       vocabulary.
     In torch.distributed: loss_parallel(). Check: distlab check 2.19
     """
     # TODO(tensor_parallel.vocab_loss)
@@ -227,7 +228,8 @@ def with_torch(mesh: Any, block: Any) -> None:
     `mesh` is a one-dimensional torch DeviceMesh, perhaps of a part of all ranks.
     C1 Outputs, gradients and training steps equal the single-process baseline.
     C2 Each rank stores 1/n of each of the four weights.
-    C3 It is a ValueError if n doesn't divide the heads, and nothing is replaced.
+    C3 Raises ValueError, before replacing anything, if the number of heads isn't
+       divisible by n.
     In torch.distributed: already plain torch. Check: distlab check 2.25
     """
     # TODO(tensor_parallel.port)

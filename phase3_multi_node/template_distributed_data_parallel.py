@@ -32,9 +32,9 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group tensors into buckets; their gradients come from the last to the first.
 
-    C1 Each tensor is in one bucket, in reverse order. A bucket is complete with its
-       lowest-numbered tensor, and the buckets come in the order in which they are
-       complete.
+    C1 Each tensor belongs to exactly one bucket, in reverse order. A bucket is complete
+       once it has its lowest-numbered tensor, and the buckets are listed in the order
+       in which they become complete.
     C2 A bucket has at most bucket_bytes, unless it is a single tensor, and the next
        tensor would not fit into it.
     C3 All tensors of a bucket have one dtype and one device.

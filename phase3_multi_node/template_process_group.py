@@ -164,16 +164,17 @@ class Launcher:
     def on(self, event: Event, now_s: float) -> list[Action]:
         """Return what to do about an event; `now_s` never decreases.
 
-        C1 Every rank is started once per generation, and generations count from 1. When
-           all have ended with 0, the launcher ends with Finish(0).
-        C2 A process that ends with another code than 0 stops all others. Each that is
-           alive gets SIGTERM, once, and those still alive grace_s later get SIGKILL, at
-           a Tick.
-        C3 After a failure all ranks start again in the next generation, even those that
-           had ended with 0, as long as fewer than max_restarts restarts were made in
-           the last window_s.
-        C4 Otherwise it finishes with the code of the first failure, or 128 + s for
-           signal s. Interrupted stops all processes, and none is started afterwards.
+        C1 Each generation starts every rank once, and generations are numbered from 1.
+           When all ranks have ended with 0, the launcher returns Finish(0).
+        C2 When a process ends with a nonzero code, all others are stopped. Each process
+           that is still alive gets SIGTERM once, and SIGKILL if it is still alive at a
+           Tick grace_s later.
+        C3 After a failure, all ranks are restarted in the next generation, including
+           those that had ended with 0, provided that fewer than max_restarts restarts
+           happened within the last window_s.
+        C4 Otherwise the launcher finishes with the exit code of the first failure, or
+           128 + s for signal s. Interrupted stops all processes, and none is started
+           afterwards.
         In torch.distributed: torchrun looks every 0.1 s whether a process has ended
         Check: distlab check 3.18
         """

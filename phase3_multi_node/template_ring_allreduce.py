@@ -75,10 +75,9 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     Given: any shape, strides and dtype, any number of elements, including none.
 
-    C1 Every rank has the sum, bit for bit the same, in the tensor that the caller
-       passed.
-    C2 With average=True it is the mean. An integer dtype is then a ValueError, before
-       any message.
+    C1 Every rank gets the sum, bit for bit the same, in the tensor that was passed in.
+    C2 With average=True, the result is the mean. Integer dtypes then raise ValueError
+       before any message is sent.
     C3 It takes 2(n - 1) steps. In each, a rank sends one chunk to one neighbor, always
        the same, while it receives one from the other.
     In torch.distributed: dist.all_reduce(tensor)
@@ -163,8 +162,7 @@ def pipelined_all_reduce(
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
-    C1 Every rank has the sum, bit for bit the same, in the tensor that the caller
-       passed.
+    C1 Every rank gets the sum, bit for bit the same, in the tensor that was passed in.
     C2 Between isend or irecv and its wait, a tensor is not written, and after irecv it
        is not read either.
     C3 A rank sends no more bytes than with all_reduce.

@@ -81,7 +81,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
     3.13 C1 The weights are those of a single process, and each parameter group has its
             own settings.
-         C2 A rank has optimizer state for its own shards only.
+         C2 Each rank keeps optimizer state only for its own shards.
          C3 A step sends no more than plain data parallelism does.
     In torch.distributed: ZeroRedundancyOptimizer; it assigns full parameters to ranks
     Cost: a reduce_scatter, an all_gather. Check: distlab check 3.13, 3.14, 3.15
@@ -146,7 +146,7 @@ class ShardedGradients:
 
     C1 The weights are those of a single process, even if several backward() accumulate.
     C2 Each backward() sends one reduce_scatter of each bucket, and nothing else.
-    C3 After backward(), a rank has only the gradients of its own shards.
+    C3 After backward(), each rank keeps only its own shards' gradients.
     In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False)
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
@@ -170,7 +170,8 @@ class FullySharded(zero.ShardedLayers):
     rank computes every layer, in the same order.
 
     3.21 C1 The outputs are those of the unsharded model.
-         C2 A rank holds its shards and, in full, only the layer that computes.
+         C2 Each rank holds its own shards, plus only the layer that is currently
+            computing in full.
          C3 A forward sends one all_gather of each layer.
     3.22 C1 The weights are those of a single process.
          C2 At most one layer is unsharded, or two with prefetch.

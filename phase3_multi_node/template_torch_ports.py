@@ -43,8 +43,9 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
 
     C1 After accumulate(), every .grad is the mean over the ranks of their sums over the
        microbatches.
-    C2 Each gradient is sent once per accumulate(), in the dtype `wire`.
-    C3 The gradients leave in buckets, and no hook or callback waits for a message.
+    C2 Each call of accumulate() sends every gradient once, converted to the dtype
+       `wire`.
+    C3 Gradients are sent in buckets, and no hook or callback waits for a message.
     In torch.distributed: register_comm_hook(state, hook)
     Example: n = 2, gradients 2 and 4 → 3 on both ranks; two bytes each with bfloat16
     Cost: one all_reduce of the gradients, as `wire`. Check: distlab check 3.26

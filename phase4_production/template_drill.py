@@ -116,8 +116,9 @@ def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause)
 
     Given: by_step. The restart is from the newest usable checkpoint, or from step 0.
 
-    C5 A restart loses the steps since the newest checkpoint that can be loaded in full
-       and whose weights are right on all ranks. What needs no restart loses no step.
+    C5 A restart loses the steps since the newest checkpoint that can be loaded
+       completely and whose weights are right on all ranks. If no restart is needed, no
+       step is lost.
     In torch.distributed: nothing; torchrun restarts the script, which must know
     Example: SAVED 5 10 15, REFUSED 15, all ranks completed 17 → 17 - 10 = 7 steps
     Check: distlab check 4.12

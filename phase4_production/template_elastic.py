@@ -48,12 +48,12 @@ def resplit(
     for each world size that this epoch has had: how many steps of its plan each rank
     has completed. That plan is what `resplit` returned then.
 
-    C1 A step has the next global_batch_size samples of those that are left, in the
-       order of the shuffle. Only the last step may have fewer, and it has at least one.
-    C2 Left are the samples that no rank has completed, at any earlier world size. Ranks
-       may have completed different numbers of steps.
-    C3 The shards of a step differ by at most one sample and may be empty, so every rank
-       has every step. No sample is repeated to make them equal.
+    C1 Each step takes the next global_batch_size of the remaining samples, in shuffle
+       order. Only the last step may have fewer, but at least one.
+    C2 The remaining samples are those that no rank has completed at any earlier world
+       size. Ranks may have completed different numbers of steps.
+    C3 Within a step, shard sizes differ by at most one. A shard may be empty, so every
+       rank takes part in every step, and no sample is repeated to even them out.
     In torch.distributed: nothing; DistributedSampler cannot start mid-epoch
     Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
     step. On 1 rank → [[[9, 4], [1]]]
@@ -80,16 +80,18 @@ class Membership:
     C1 A round begins with the Join of a member of this generation, with that of a new
        member if fewer than max_members train, and with the loss of a member of this
        generation. A Join that is refused or a copy doesn't begin one.
-    C2 The members of the last generation get the first ranks, then come the new ones in
-       the order of their Joins, and each above max_members gets a Refuse.
-       grad_accum_steps is how many microbatches of at most microbatch_size samples the
-       largest shard of the global batch needs, and is the same number for every rank.
-    C3 The source is the member with the newest step, among the members of the last
-       generation that have joined. In the first round it is chosen among all.
-    C4 Refused, without any other change, are a member that has ended, a member of an
-       older generation, whose state is behind, and a new member while max_members train
-       already. In a round a new one is noted, however many have joined. A member of
-       this generation gets no answer to a copy of an older message.
+    C2 Members of the last generation get the first ranks, followed by new members in
+       the order of their Joins. Every one beyond max_members gets a Refuse.
+       grad_accum_steps is the number of microbatches, of at most microbatch_size
+       samples each, that the largest shard of the global batch needs. It is the same
+       for every rank.
+    C3 The source is the member with the newest step among those members of the last
+       generation that have joined. In the first round, any member can be the source.
+    C4 Three kinds of Join are refused and change nothing: from a member that has ended,
+       from a member of an older generation (its state is behind), and from a new member
+       while max_members are already training. During a round, every new member is
+       noted, no matter how many have joined. If a member of this generation sends a
+       copy of an older message, it gets no answer.
     C5 A Form is possible with min_members and a majority. It comes at once when
        max_members have joined and no member is unheard, and otherwise at the first
        event at or after grace_s from when it became possible. After timeout_s in which

@@ -47,9 +47,9 @@ LATE = 1.5  # times as long as the others: then a rank is late
 def now_s() -> float:
     """Read a clock in seconds; only the difference of two calls has a meaning.
 
-    C1 The clock only goes forward, even when the machine's time of day is corrected,
-       and it counts the seconds in which this process waits. The seconds of a part add
-       up if a step measures it several times.
+    C1 The clock never goes backward, even when the machine's time of day is corrected,
+       and it keeps running while this process waits. If a step measures a part several
+       times, its seconds add up.
     Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
@@ -91,10 +91,10 @@ def step_report(records: Sequence[Record]) -> StepReport:
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 `shares` has each part's seconds over the seconds of that rank's step, by rank.
-    C3 `loss` is the mean over the samples of all ranks, and nan only if a rank with
-       samples has nan or no rank has samples. `samples_per_s` is the samples of all
-       ranks over the seconds of the slowest rank's step.
+    C2 For each rank, `shares` gives each part's fraction of that rank's step time.
+    C3 `loss` is the mean over the samples of all ranks. It is nan only if a rank with
+       samples reports nan, or if no rank has samples. `samples_per_s` divides the
+       number of samples on all ranks by the slowest rank's step time.
     In torch.distributed: nothing; torchmetrics has such means. Check: distlab check 4.1
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75
     """
@@ -108,7 +108,7 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
 
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
-    C4 Every rank has every record, exactly. One collective call brings them, and its
+    C4 Every rank gets an exact copy of every record, in a single collective call. Its
        result is read in one go, because on a GPU each .item() waits for the device.
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
@@ -133,7 +133,7 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
     other ranks' own times: the time in which it doesn't wait for them. You decide which
     parts of a Record that is. A rank on its own is never late.
 
-    C1 The ranks that are late in more than half of the steps are the stragglers.
+    C1 A rank is a straggler if it is late in more than half of the steps.
     Check: distlab check 4.2
     In torch.distributed: nothing; FlightRecorder shows who came last to a collective
     Example: own times 1, 1, 4 in each of 3 steps → [2]; in 1 of 3 steps → []
@@ -147,8 +147,8 @@ def stragglers(steps: Sequence[Sequence[Record]]) -> list[int]:
 def desynchronized(records: Sequence[Record]) -> list[int]:
     """Find the ranks whose weights differ from the others', in ascending order.
 
-    C2 Desynchronized are the ranks whose checksum isn't the one that more than half of
-       the ranks have, and all ranks if there is no such checksum.
+    C2 A rank is desynchronized if its checksum differs from the one that more than half
+       of the ranks share. If there is no such checksum, all ranks are.
     Example: checksums 7, 5, 7 → [1]; checksums 7, 5 → [0, 1]
     Check: distlab check 4.2
     """
@@ -160,9 +160,9 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
     """Find the ranks whose own gradients first had an inf or nan, in ascending order.
 
-    C3 The inf or nan came from the ranks that had one when it could not yet have come
-       from another rank, since the sum brings it into the weights of all. The list is
-       empty if no rank ever had one.
+    C3 nan_origin returns the ranks that had an inf or nan before any other rank could
+       have passed it on, because the sum spreads it to everyone's weights. If no rank
+       ever had one, the list is empty.
     Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
     Check: distlab check 4.2
     """
@@ -187,9 +187,8 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 
     Return count_nonfinite of this rank's own gradients.
 
-    C4 Every such element of this rank's own gradients counts, for any shape and
-       strides. The seconds of the collectives, until they end, count as
-       "communication".
+    C4 All such elements in this rank's own gradients are counted, for any shape and
+       strides. The time until the collectives have finished counts as "communication".
     Check: distlab check 4.2
     """
     # TODO(monitoring.suspects)
@@ -206,8 +205,8 @@ def merge(spans: Iterable[Span]) -> list[Span]:
     Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
     there may be none.
 
-    C1 Each moment that lies in a span lies in one span of the result, and no other
-       moment does.
+    C1 The result covers exactly the moments that the given spans cover, and covers each
+       of them once.
     Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9). Check: distlab check 4.19
     """
     # TODO(monitoring.profile)
@@ -218,7 +217,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """Return the µs in which the rank communicates but doesn't compute. Given: merge.
 
-    C2 Time that several spans share counts once.
+    C2 Where several spans overlap, the time is counted once.
     Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4

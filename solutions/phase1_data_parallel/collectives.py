@@ -33,7 +33,7 @@ def send_recv(comm: Comm, tensor: Tensor) -> None:
     """Copy rank 0's tensor into rank 1's tensor, in place; other ranks do nothing.
 
     C1 Rank 1's tensor equals rank 0's.
-    C2 It takes one message, and no other rank sends or receives.
+    C2 Exactly one message is sent, and no other rank sends or receives.
     In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
     Cost: 1 message. Check: distlab check 1.1
     """
@@ -71,7 +71,7 @@ def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Make every rank's `tensor` equal to that of rank `src`, in place.
 
     C1 Every rank's tensor equals rank src's, whichever rank src is.
-    C2 All ranks together send n - 1 messages.
+    C2 The ranks send n - 1 messages in total.
     In torch.distributed: dist.broadcast(tensor, src)
     Example: n = 3, src = 1, tensors 5, 6, 7 → 6, 6, 6
     Cost: n - 1 messages. Check: distlab check 1.3
@@ -90,8 +90,8 @@ def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
 def all_reduce(comm: Comm, tensor: Tensor) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, in place.
 
-    C1 Every rank has the sum, and the sums are bit for bit the same.
-    C2 The sum is in the tensor that the caller passed.
+    C1 Every rank gets the sum, bit for bit the same on all of them.
+    C2 The sum is written to the tensor that was passed in.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
     Cost: 2(n - 1) messages if one rank adds all tensors. Check: distlab check 1.4
@@ -159,7 +159,7 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
     C1 Every rank's tensor equals rank src's, whichever rank src is.
-    C2 All ranks together send n - 1 messages.
+    C2 The ranks send n - 1 messages in total.
     C3 It takes ⌈log2 n⌉ rounds. In a round, a rank sends or receives at most one
        message.
     In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
@@ -186,8 +186,8 @@ def all_to_all(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     C1 Chunk p of rank r's `output` is chunk r of rank p's `input`, which is not
        modified.
-    C2 Every rank sends n - 1 messages of one chunk. It copies its own chunk without a
-       message.
+    C2 Each rank sends n - 1 messages of one chunk each, and copies its own chunk
+       without a message.
     C3 It takes n - 1 rounds. In a round, each rank sends one message and receives one.
     In torch.distributed: dist.all_to_all_single(output, input)
     Example: n = 2, inputs 1 2 and 3 4 → 1 3 on rank 0, 2 4 on rank 1

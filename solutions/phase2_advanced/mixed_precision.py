@@ -118,11 +118,11 @@ class LossScaler:
        whichever optimizer it belongs to.
     C2 If a gradient is inf or nan on any rank, its optimizer steps on no rank. Another
        optimizer, whose gradients are finite on all ranks, does step.
-    C3 The scale is the same on every rank, and follows torch's GradScaler. It is
-       multiplied by backoff_factor after a step in which an optimizer was skipped, and
-       by growth_factor after growth_interval other steps in a row, even if
-       growth_interval has become smaller meanwhile. After load_state_dict, a scaler
-       continues with the same scales.
+    C3 The scale is the same on every rank, and follows torch's GradScaler. After a step
+       in which an optimizer was skipped, it is multiplied by backoff_factor. After
+       growth_interval consecutive steps without a skip, it is multiplied by
+       growth_factor, even if growth_interval was lowered in between. A scaler that
+       loads a state continues with the same scales.
     Given: LateGradients. It refuses a backward() between unscale_ and step, a second
     step or an update without a step, and has a sharded optimizer (3.13) reduce its
     gradients. Call step and update once per step, after the last microbatch.

@@ -243,10 +243,11 @@ class DurableServer(Server):
         Given: read_records, apply, and the disk: read, write, sync, rename,
         sync_folder, names. At the first start there is no LOG.
 
-        C3 After a crash at any moment, the server has each acknowledged push once. It
-           may also have the one push that was not acknowledged yet.
-        C4 The same holds after a second crash, so beware of what is appended behind a
-           torn record.
+        C3 After a crash at any moment, the server has applied each acknowledged push
+           exactly once. It may also have applied the one push that wasn't acknowledged
+           yet.
+        C4 The same holds after a second crash, so be careful not to append anything
+           behind a torn record.
         Example: a log of 2 records and a torn one → 2 pushes; the log has 2 records
         Check: distlab check 3.25
         """

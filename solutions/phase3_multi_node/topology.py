@@ -248,12 +248,12 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     Given: `tensor` is contiguous, of any shape and dtype.
     C1 Both functions give every rank the sum, with the same bits, for any n and any
        number of elements.
-    C2 recursive_doubling takes at most d = ⌊log2 n⌋ rounds of S, and two more if n is
+    C2 recursive_doubling takes at most d = ⌊log2 n⌋ rounds of S, plus two more if n is
        not 2^d.
-    C3 halving_doubling sends at most 2 d messages per rank, and one more if n is not
+    C3 halving_doubling sends at most 2 d messages per rank, plus one more if n is not
        2^d.
-    C4 In halving_doubling a rank sends at most 2 (1 - 1 / 2^d) S, and S more if n is
-       not 2^d.
+    C4 In halving_doubling, each rank sends at most 2 (1 - 1 / 2^d) S, plus another S if
+       n is not 2^d.
     In torch.distributed: nothing; MPICH's MPI_Allreduce does this for small tensors
     Example: n = 4: 0 and 1, 2 and 3 exchange and add; then 0 and 2, 1 and 3
     Cost: log2 n messages of S. Check: distlab check 3.24

@@ -55,8 +55,9 @@ class Saver:
        saved keeps what it has.
     C3 save() copies this rank's shards and returns, and the later messages have their
        own group.
-    C4 The next save() waits for the last one and raises its error, once.
-    C5 load() takes the largest step that is complete, and returns it.
+    C4 The next save() waits for the previous one and raises its error, if any, exactly
+       once.
+    C5 load() loads the highest complete step and returns its number.
     In torch.distributed: dcp.async_save(…, process_group=…)
     Example: save(10, …) returns; step 11 trains; save(20, …) waits until 10 is written
     Cost: one copy of this rank's shards. Check: distlab check 4.17

@@ -46,8 +46,8 @@ def largest(values: Tensor, ratio: float) -> Tensor:
     Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
     counts as larger than any number, as torch sorts it.
 
-    C1 k is int(ratio * elements), but at least 1. Magnitudes decide, without the sign,
-       and of equal magnitudes any may be chosen.
+    C1 k is int(ratio * elements), but at least 1. Elements are chosen by magnitude,
+       ignoring the sign. Ties may be broken in any way.
     Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
     Check: distlab check 4.10
     """
@@ -76,11 +76,12 @@ class TopK:
         Collective: all ranks call it with buckets of the same size, and wait for them
         in the same order. Two buckets may be in flight at the same time.
 
-        C2 After wait(), bucket.flat is the sum of what the ranks have sent: an element
-           that two ranks sent is added, and one that no rank sent is zero.
-        C3 What a rank did not send is added to its gradient in the next step. Nothing
-           is left of an element that it sent, even if that was inf.
-        C4 A rank sends k indices of 4 bytes and k values, and nothing else.
+        C2 After wait(), bucket.flat contains the sum of everything the ranks sent. If
+           two ranks sent an element, their values are added. If no rank sent it, it is
+           zero.
+        C3 Whatever a rank didn't send is added to its gradient in the next step. For an
+           element that it did send, nothing is carried over, even if the value was inf.
+        C4 Each rank sends k 4-byte indices and k values, and nothing else.
         C5 The call returns at once, because the rank waits only in wait().
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
         """
@@ -129,9 +130,9 @@ class Int8:
         C2 No int8 overflows, neither a rank's number nor the sum, whatever the ranks
            have and in any dtype. Beware that in 16 bits a quotient may round to more
            than its bound.
-        C3 What rounding has changed is added to the gradient in the next step.
-        C4 An element takes one byte in an all_reduce, and each bucket takes one more
-           number, for the scale.
+        C3 The rounding error is added to the gradient in the next step.
+        C4 Each element takes one byte in an all_reduce, and each bucket needs one more
+           number for the scale.
         C5 The call returns at once, because the rank waits only in wait().
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,7 @@ def test_every_explanation_has_all_parts_and_a_hint_that_exists() -> None:
 
 
 COMMON = (
+    threading.Thread,
     torch,
     list,
     dict,
