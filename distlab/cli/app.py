@@ -37,9 +37,7 @@ app = typer.Typer(
     help="Learn distributed training from scratch: build it, break it, watch it run.",
 )
 
-Code = Annotated[
-    str, typer.Option(help="Whose code to run: mine, reference, or a file.")
-]
+Code = Annotated[str, typer.Option(help="Run this code: mine, reference, or a file.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
@@ -261,7 +259,8 @@ def explain_hang(
         list[Path], typer.Argument(help="One dump per rank, or their folder.")
     ],
     ranks: Annotated[
-        int, typer.Option(help="How many there were, if the last left no dump.")
+        int,
+        typer.Option(help="How many ranks the job had, if the last one left no dump."),
     ] = 0,
     as_json: Json = False,
 ) -> int:
@@ -374,7 +373,9 @@ def use(
 def diff(
     task: Annotated[
         str,
-        typer.Argument(help="Number, id or name; the last task checked by default."),
+        typer.Argument(
+            help="A task's number, id or name. By default the last checked."
+        ),
     ] = "",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Show it even before the task has passed.")
@@ -388,7 +389,7 @@ def diff(
 
 @verb(panel=MORE)
 def update(
-    unit: Annotated[str, typer.Argument(help="A unit; all by default.")] = "",
+    unit: Annotated[str, typer.Argument(help="The unit. All by default.")] = "",
 ) -> int:
     """Move your code into newer templates, and keep the old files beside them."""
     from distlab.cli.update import update

@@ -13,7 +13,7 @@ from distlab.data.make import make as make_folder
 from distlab.data.problems import counted
 
 Row = tuple[str, str]
-"""A style and a line."""
+"""A line of output, with its style in front."""
 
 _NAMED = 10  # of each kind, without --all
 _WIDE = 16

@@ -27,7 +27,7 @@ CONCEPTS = (
     ("so the weights are equal, bit for bit", "own-gradient-only"),
     ("one accuracy, counted over all ranks", "local-metrics"),
 )
-"""Facts that a training shows, and the names with which `distlab explain` says more."""
+"""Facts that a run demonstrates, each with its name for `distlab explain`."""
 
 
 def plan(config: DdpConfig, note: str, expected: Estimate, rate: float) -> list[str]:

@@ -44,11 +44,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Code = Annotated[
     list[str] | None,
     typer.Option(
-        help="Whose loader and fit to use: reference, mine, or a file; repeatable. By "
+        help="Use this loader and fit: reference, mine, or a file. Repeatable. By "
         "default, `distlab use` decides."
     ),
 ]
-Track = Annotated[str, typer.Option(help="Where to log the run: mlflow.")]
+Track = Annotated[str, typer.Option(help="Log the run to this tracker: mlflow.")]
 Rate = Annotated[
     float, typer.Option("--cost-per-worker-hour", help="Cost of one rank per hour.")
 ]

@@ -33,7 +33,7 @@ TASK = "monitoring.suspects"
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="Folder passed to --monitor or --records; the newest one here by default."
+        help="The run's --monitor or --records folder. The newest one here by default."
     ),
 ]
 Once = Annotated[bool, typer.Option("--once", help="Show it once, then exit.")]
