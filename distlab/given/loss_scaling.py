@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 SMALLEST, LARGEST = 2.0**-64, 2.0**126
+_RANGE = f"{SMALLEST:.1e} … {LARGEST:.1e}"
 
 
 class LateGradients:
@@ -118,7 +119,7 @@ def check_scaling(
         ValueError: a setting is out of range; the message names it.
     """
     if not SMALLEST <= init_scale <= LARGEST:
-        raise ValueError(f"init_scale is {init_scale}, must be positive and finite")
+        raise ValueError(f"init_scale is {init_scale}, must be in {_RANGE}")
     if not 1 <= growth_factor < math.inf:
         raise ValueError(f"growth_factor is {growth_factor}, must be at least 1")
     if not 0 < backoff_factor < 1:
@@ -152,8 +153,8 @@ def read_state(state: Any) -> tuple[float, int]:
     if not SMALLEST <= scale < math.inf or good_steps < 0:
         raise ValueError(
             f"a loss scaler's state has {names[0]}={scale} and {names[1]}="
-            f"{good_steps}: the scale must be positive and finite, and the count at "
-            "least 0"
+            f"{good_steps}: the scale must be finite and at least {SMALLEST:.1e}, and "
+            "the count at least 0"
         )
     return min(scale, LARGEST), good_steps
 

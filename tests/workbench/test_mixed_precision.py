@@ -351,6 +351,7 @@ def test_a_state_that_is_not_a_scalers_is_refused(
         ("init_scale", 0.0),
         ("init_scale", float("nan")),
         ("init_scale", float("inf")),
+        ("init_scale", 1e-30),
         ("growth_factor", 0.5),
         ("growth_factor", float("inf")),
         ("backoff_factor", 1.0),
@@ -363,6 +364,14 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         unit.LossScaler(None, **{name: value})
+
+
+def test_a_refused_scale_is_told_the_range(unit: ModuleType, scaler: Any) -> None:
+    with pytest.raises(ValueError, match=r"5\.4e-20 … 8\.5e\+37"):
+        unit.LossScaler(None, init_scale=1e38)
+    with pytest.raises(ValueError, match=r"5\.4e-20"):
+        scaler.load_state_dict({"loss_scale": 1e-30, "good_steps": 0})
+    unit.LossScaler(None, init_scale=8.5e37)
 
 
 def test_the_scale_never_becomes_zero_or_infinite(scaler: Any) -> None:
