@@ -45,7 +45,10 @@ class DataParallelModule(nn.Module):
             raise ValueError("no parameter of the module requires a gradient")
         for name, part in module.named_modules():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-                raise ValueError(f"{name or part} has sparse gradients: not supported")
+                raise ValueError(
+                    f"{name or part} has sparse gradients, which aren't supported: "
+                    "construct it with sparse=False"
+                )
         self.find_unused_parameters = False
         self.syncs = True  # False under no_sync()
         self.active = list(range(comm.world_size))  # ranks with a batch, this step
