@@ -49,10 +49,11 @@ class DeepSpeed(InDefaultGroup):
         self.deepspeed = engine("deepspeed", "deepspeed")
         expect_float32("backend deepspeed", model)
         super().__init__(config, model)
-        self.optimizer = make_optimizer(model, optimizer)
-        self.engine, *_ = self.deepspeed.initialize(
-            model=self.module, optimizer=self.optimizer, config=settings(config)
-        )
+        with self.left_on_error():
+            self.optimizer = make_optimizer(model, optimizer)
+            self.engine, *_ = self.deepspeed.initialize(
+                model=self.module, optimizer=self.optimizer, config=settings(config)
+            )
         self.forward = self.engine
 
     @contextlib.contextmanager

@@ -52,6 +52,15 @@ class InDefaultGroup(Parallel):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.module = model.to(self.device)
 
+    @contextlib.contextmanager
+    def left_on_error(self) -> Iterator[None]:
+        """Leave the group again if the constructor's remaining steps fail."""
+        try:
+            yield
+        except BaseException:
+            InDefaultGroup.close(self)
+            raise
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Implement `Parallel.sum`."""
         dist.all_reduce(tensor)
@@ -78,12 +87,13 @@ class Torch(InDefaultGroup):
         optimizer: torch.optim.Optimizer | Make | None,
     ) -> None:
         super().__init__(config, model)
-        own = make_optimizer(model, optimizer)
-        if config.backend == "fsdp2":
-            self._shard(own)
-        else:
-            self._replicate(own)
-        self.scaler = make_scaler(config, self.device)
+        with self.left_on_error():
+            own = make_optimizer(model, optimizer)
+            if config.backend == "fsdp2":
+                self._shard(own)
+            else:
+                self._replicate(own)
+            self.scaler = make_scaler(config, self.device)
 
     # ── wrapping ────────────────────────────────────────────────────────────────────
 

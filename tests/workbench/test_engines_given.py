@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -285,6 +286,7 @@ def test_an_optimizer_that_cannot_be_used_is_one_line(
     with pytest.raises(EngineError, match=said) as caught:
         trainer.fit(DataLoader(data(), 8))
     assert "\n" not in str(caught.value)
+    assert not dist.is_initialized()  # the refusal has left the group again
 
 
 def test_an_optimizer_that_pickle_does_not_know_is_made_by_a_function() -> None:
