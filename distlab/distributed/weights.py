@@ -74,6 +74,10 @@ def _summary(parameters: Sequence[Tensor]) -> Tensor:
             values = parameter.detach()
             if values.is_complex():
                 values = torch.view_as_real(values.resolve_conj())
+            if not values.is_floating_point():
+                values = values.double()
+            elif values.element_size() == 1:  # float8, for which torch has no sums
+                values = values.float()
             wide = None if values.dtype is torch.float64 else torch.float32
             found.append(torch.linalg.vector_norm(values, dtype=wide).double())
             found.append(values.sum(dtype=wide).double())

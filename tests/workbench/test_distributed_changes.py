@@ -492,6 +492,21 @@ def weights_of_one_rank(context: RankContext) -> dict[str, str]:
     return found
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.bfloat16, torch.float16, torch.float32, torch.float64,
+        torch.complex64, torch.complex128,
+    ],
+)  # fmt: skip
+def test_weights_of_every_dtype_are_compared(dtype: torch.dtype) -> None:
+    ones = torch.ones(4, dtype=torch.float32).to(dtype)
+    ((norm, total),) = dist.weights._summary([ones]).tolist()
+    assert norm == pytest.approx(math.log1p(2))
+    assert total == pytest.approx(4 / 2)
+
+
 def test_weights_that_differ_are_named(cluster: Cluster, golden: Golden) -> None:
     all_ranks = ranks(cluster, weights_of_one_rank, 3)
     first = all_ranks[0]
