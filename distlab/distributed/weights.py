@@ -78,7 +78,7 @@ def _summary(parameters: Sequence[Tensor]) -> Tensor:
                 values = values.double()
             elif values.element_size() == 1:  # float8, for which torch has no sums
                 values = values.float()
-            wide = None if values.dtype is torch.float64 else torch.float32
+            wide = torch.promote_types(values.dtype, torch.float32)
             found.append(torch.linalg.vector_norm(values, dtype=wide).double())
             found.append(values.sum(dtype=wide).double())
         pairs = torch.stack(found).cpu().view(-1, 2)

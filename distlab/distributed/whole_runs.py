@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from distlab.comm import Comm
 from distlab.distributed.wrapped import WrappedSharded
+from distlab.dtensors import gathered, is_sharded
 from distlab.given.trainer import Job
 from distlab.given.training_state import Run, State, Stateful
 
@@ -108,14 +109,12 @@ def whole(value: Any) -> Any:
         return {key: whole(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(whole(one) for one in value)
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    return gathered(value)
 
 
 def cut_like(value: Any, shard: Any) -> Any:
     """Return this rank's part of a whole tensor, if `shard` is of the same shape."""
-    if not hasattr(shard, "full_tensor") or getattr(value, "shape", None) != (
-        shard.shape
-    ):
+    if not is_sharded(shard) or getattr(value, "shape", None) != shard.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -26,6 +26,7 @@ from distlab.comm import (
 from distlab.distributed.agreement import agreed, describe
 from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import before_destruction
+from distlab.dtensors import gathered
 
 ENGINES = ("scratch", "ddp", "fsdp2")
 
@@ -85,8 +86,7 @@ class WrappedSharded(Wrapped):
     def gather(self) -> None:
         """Give `copy` all weights and this rank's buffers; collective."""
         weights = {
-            name: value.full_tensor() if hasattr(value, "full_tensor") else value
-            for name, value in self.model.state_dict().items()
+            name: gathered(value) for name, value in self.model.state_dict().items()
         }
         self.copy.load_state_dict(weights)
 

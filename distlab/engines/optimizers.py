@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.dtensors import gathered
 from distlab.engines.expect import EngineError
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -157,14 +158,11 @@ def make_optimizer(
 # ── in a checkpoint ─────────────────────────────────────────────────────────────────
 
 
-def full(value: Any) -> Any:
-    """Gather a DTensor's shards into one plain tensor; collective for a DTensor."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
 def kept(value: Any) -> Any:
     """Return a full copy of a tensor on the CPU; return anything else unchanged."""
-    return full(value).detach().cpu().clone() if isinstance(value, Tensor) else value
+    return (
+        gathered(value).detach().cpu().clone() if isinstance(value, Tensor) else value
+    )
 
 
 def named_state(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.dtensors import gathered
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.loaders import Batches, Loading
@@ -27,7 +28,6 @@ from distlab.engines.losses import Loss, Value, measure, own_parameters, tensors
 from distlab.engines.optimizers import (
     expect_same_kind,
     expect_same_weights,
-    full,
     held_by,
     indexed_state,
     kept,
@@ -252,7 +252,7 @@ class Parallel:
         norm = nn.utils.get_total_norm(gradients)
         if largest is not None:
             nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-        return float(full(norm))
+        return float(gathered(norm))
 
     def set_training(self, is_on: bool) -> None:
         """Switch dropout and the like on for training, off for validation; local.

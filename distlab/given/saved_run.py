@@ -21,6 +21,7 @@ from torch import Tensor, nn, no_grad
 from torch.nn.parameter import is_lazy
 
 from distlab.comm import Comm, Disk
+from distlab.dtensors import is_sharded
 from distlab.given.checkpoint import (
     JSON,
     TEMPORARY,
@@ -423,7 +424,7 @@ def _require_memory(model: nn.Module) -> None:
             why = "has no shape yet: call the model with a batch first"
         elif tensor.is_meta:
             why = "is on the meta device, which has no memory: call to_empty() first"
-        elif hasattr(tensor, "full_tensor"):
+        elif is_sharded(tensor):
             why = "is a DTensor, but a checkpoint needs whole tensors"
         else:
             continue

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from distlab.dtensors import is_sharded
 from distlab.given.checkpoint import JSON, Checkpoint, unfit
 from distlab.given.seeds import small_seed
 
@@ -304,7 +305,7 @@ def _require_dense(tensor: Tensor, name: str) -> None:
     """Require that this rank has all of the tensor's values in plain memory."""
     if is_lazy(tensor):
         raise TypeError(f'"{name}" has no shape yet')
-    if hasattr(tensor, "full_tensor"):
+    if is_sharded(tensor):
         raise TypeError(f'"{name}" is a DTensor, so this rank has only a part of it')
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise TypeError(

@@ -42,7 +42,7 @@ class Monitored:
         self._read: dict[Path, int] = {}  # bytes of each file
         self._generation, self._step = 1, 0
         self._monitor: Monitor | None = None
-        self._is_over = threading.Event()
+        self._is_over, self._lock = threading.Event(), threading.Lock()
         if config.node:
             return
         run = {
@@ -85,7 +85,7 @@ class Monitored:
             self._look()
 
     def _look(self) -> None:
-        with _LOCK:
+        with self._lock:
             for path in sorted(self.folder.glob("rank_*.jsonl")):
                 with path.open("rb") as file:
                     file.seek(self._read.get(path, 0))
@@ -104,9 +104,6 @@ class Monitored:
             self._step = max(self._step, record.step)
             if self._monitor:
                 self._monitor.hear(record)
-
-
-_LOCK = threading.Lock()
 
 
 class _Figures:

@@ -16,7 +16,6 @@ import importlib.abc
 import importlib.util
 import json
 import os
-import resource
 import sys
 import time
 import weakref
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distlab.monitor.memory import peak_resident_bytes
 from distlab.monitor.records import StepRecord
 
 FOLDER, STEP = "DISTLAB_MONITOR", "DISTLAB_MONITOR_STEP"
@@ -84,7 +84,6 @@ class Steps:
             return
         seconds = self._newest_s - self._started_s
         optimizer = self._optimizer() if self._optimizer else None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         record = StepRecord(
             rank=self._rank,
             step=self.step,
@@ -98,7 +97,7 @@ class Steps:
             communication_s=0.0,
             learning_rate=_rate(optimizer),
             grad_norm=None,
-            memory_bytes=peak if sys.platform == "darwin" else peak * 1024,
+            memory_bytes=peak_resident_bytes(),
             gpu_utilization=None,
         )
         try:

@@ -8,8 +8,6 @@ the GPU each time.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from distlab.dtensors import gathered, is_sharded
+from distlab.monitor.memory import peak_resident_bytes
 from distlab.monitor.records import StepRecord
 
 LOG_EVERY_N_STEPS = 10
@@ -124,7 +124,7 @@ class StepMeter:
                     data_wait_s=self._data_wait_s,
                     communication_s=self._in_communication_s() - self._communicated_s,
                     learning_rate=float(groups[0]["lr"]) if groups else None,
-                    grad_norm=None if norm is None else float(_whole(norm)),
+                    grad_norm=None if norm is None else float(gathered(norm)),
                     memory_bytes=peak_memory_bytes(self._device),
                     gpu_utilization=gpu_utilization(self._device),
                     nonfinite_step=self._first_nonfinite(),
@@ -185,16 +185,6 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     return (int(weighted) * _MIX % (1 << 64)) >> 32
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which this rank has only a part."""
-    return hasattr(tensor, "full_tensor")
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A DTensor with all of its values; collective for these."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
 def _sum(gradient: Tensor) -> Tensor:
     is_half = gradient.dtype in (torch.float16, torch.bfloat16)  # its sum may overflow
     return gradient.sum(dtype=torch.float32) if is_half else gradient.sum()
@@ -215,8 +205,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most memory held so far: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kibibytes
+    return peak_resident_bytes()
 
 
 def gpu_utilization(device: torch.device) -> float | None:
