@@ -43,7 +43,8 @@ def master_copy(model: nn.Module) -> list[nn.Parameter]:
 
     The optimizer will update these master weights. Don't modify the model.
 
-    C1 The copies are float32, so that 1,000 tiny updates accumulate.
+    C1 The copies are stored in float32, so that 1,000 tiny updates add up instead of
+       being rounded away.
     In torch.distributed: FSDP2 with MixedPrecisionPolicy keeps its shards in float32
     Cost: 4 bytes per weight. Check: distlab check 2.6
     """
@@ -61,7 +62,8 @@ def gradients_to_master(
     without a gradient has none on any rank, and then its master gets None or zeros. A
     gradient may be non-contiguous, as its parameter may be.
 
-    C2 The mean is summed in float32, and the model's gradients are None afterwards.
+    C2 The gradients are summed in float32 to compute their mean, and the model's own
+       gradients are None afterwards.
     In torch.distributed: MixedPrecisionPolicy(reduce_dtype=torch.float32)
     Example: n = 2, bfloat16 gradients 256 and 1 → 128.5; in bfloat16 256 + 1 = 256
     Cost: one all_reduce per parameter, 4 bytes per element. Check: distlab check 2.6
@@ -74,8 +76,8 @@ def gradients_to_master(
 def master_to_model(master: Sequence[nn.Parameter], model: nn.Module) -> None:
     """Copy the master weights, rounded, into the model's trained parameters.
 
-    C3 The model gets the master's values, rounded to its own dtypes, and the master is
-       not modified.
+    C3 The model gets the master's values, rounded to the dtype of each of its
+       parameters, and the master itself is not modified.
     In torch.distributed: FSDP2 casts its float32 shards before each all_gather
     Cost: no message. Check: distlab check 2.6
     """
@@ -100,15 +102,15 @@ class LossScaler:
     optimizers, as for a GAN's two networks. Every rank then calls unscale_ and step
     for each of them in the same order, and update once for all.
 
-    C1 The loss is multiplied by the scale, and every gradient is divided by it once,
-       whichever optimizer it belongs to.
-    C2 If a gradient is inf or nan on any rank, its optimizer steps on no rank. Another
-       optimizer, whose gradients are finite on all ranks, does step.
-    C3 The scale is the same on every rank, and follows torch's GradScaler. After a step
-       in which an optimizer was skipped, it is multiplied by backoff_factor. After
-       growth_interval consecutive steps without a skip, it is multiplied by
-       growth_factor, even if growth_interval was lowered in between. A scaler that
-       loads a state continues with the same scales.
+    C1 The loss is multiplied by the scale, and every gradient is divided by it exactly
+       once, no matter which optimizer the gradient belongs to.
+    C2 If a gradient is inf or nan on any rank, its optimizer skips the step on every
+       rank. Another optimizer still steps if its own gradients are finite on all ranks.
+    C3 The scale is the same on every rank, and changes in the same way as in torch's
+       GradScaler. After a step in which an optimizer was skipped, it is multiplied by
+       backoff_factor. After growth_interval consecutive steps without a skip, it is
+       multiplied by growth_factor, even if growth_interval was lowered in between. A
+       scaler that loads a saved state continues with the same scales.
     Given: LateGradients. It refuses a backward() between unscale_ and step, a second
     step or an update without a step, and has a sharded optimizer (3.13) reduce its
     gradients. Call step and update once per step, after the last microbatch.
@@ -242,10 +244,12 @@ def with_torch(
     torch.amp.GradScaler("cpu") with equal settings on all ranks. With plain tensors a
     GradScaler skips a step only if this rank's gradients contain inf or nan.
 
-    C1 The forward pass computes in bfloat16 while the weights stay float32, and the
-       step equals the step without a scale.
-    C2 If a gradient is inf or nan on any rank, no rank's optimizer steps.
-    C3 The scale is the same on every rank: that of one scaler over all gradients.
+    C1 The forward pass computes in bfloat16 while the weights stay in float32, and the
+       step is the same as it would be without a loss scale.
+    C2 If a gradient is inf or nan on any rank, the optimizer skips the step on every
+       rank.
+    C3 The scale is the same on every rank, as if a single scaler had seen the gradients
+       of all ranks.
     In torch.distributed: ShardedGradScaler for FSDP1; GradScaler itself for DTensors
     Example: n = 2, a nan on rank 1 → False on both ranks, and both scales are halved
     Cost: one all_reduce of one element. Check: distlab check 2.24

@@ -28,11 +28,12 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
     """Make this rank's groups: `tensor` is its row of the mesh, `data` its column.
 
     comm.new_group(ranks) is a collective of `comm`; it returns None to other ranks.
-    C1 The coordinates put neighboring ranks into one model replica.
-    C2 Each rank gets its two groups, with their ranks in ascending order.
-    C3 Every rank creates the same groups, each once, in the same order.
-    C4 Raises ValueError, without sending anything, unless tensor_size is positive and
-       divides the world size.
+    C1 The coordinates put neighboring ranks into the same model replica.
+    C2 Each rank gets its two groups, and each group lists its ranks in ascending order.
+    C3 All ranks create the same groups in the same order, and create each group only
+       once.
+    C4 `make_mesh` raises ValueError before it sends anything, unless tensor_size is
+       positive and divides the world size.
     In torch.distributed: init_device_mesh. Check: distlab check 2.15
     """
     # TODO(tensor_parallel.mesh)
@@ -43,12 +44,12 @@ def make_mesh(comm: Comm, tensor_size: int) -> Mesh:
 class CopyToRegion(torch.autograd.Function):
     """Run f: every rank has the same x, and each will use it with its shard.
 
-    C1 CopyToRegion (f) returns x in the forward pass, and the sum of all gradients in
-       the backward pass.
-    C2 ReduceFromRegion (g) returns the sum of all x in the forward pass, and the
-       gradient in the backward pass.
-    C3 Neither x nor the gradient is modified.
-    C4 There is one all_reduce where there is a sum, and no other message.
+    C1 CopyToRegion (f) returns x in the forward pass. In the backward pass, it returns
+       the sum of the gradients over all ranks.
+    C2 ReduceFromRegion (g) returns the sum of x over all ranks in the forward pass. In
+       the backward pass, it returns the gradient unchanged.
+    C3 Neither function modifies x or the gradient in place.
+    C4 Each sum takes a single all_reduce, and no other messages are sent.
     In torch.distributed: DTensor, from Replicate to Partial. Check: distlab check 2.16
     """
 
@@ -92,11 +93,13 @@ copy_to_region, reduce_from_region = FULL  # functions of comm and x
 class ColumnParallelLinear(given.ParallelLinear):
     """Computes chunk r of the outputs on rank r; applies `operator` to the input.
 
-    C1 ColumnParallelLinear returns chunk r of the outputs, and stores only the weights
-       for it.
-    C2 RowParallelLinear returns all outputs on every rank, with the bias added once.
-    C3 The gradients of inputs, weights and biases equal the single-process baseline.
-    C4 Raises ValueError if the sharded dimension isn't divisible by n.
+    C1 On rank r, ColumnParallelLinear returns chunk r of the outputs and stores only
+       the weights that it needs for this chunk.
+    C2 RowParallelLinear returns the full outputs on every rank, and adds the bias only
+       once.
+    C3 The gradients of inputs, weights and biases match the single-process baseline.
+    C4 Both layers raise ValueError if the dimension that they shard isn't divisible by
+       n.
     In torch.distributed: ColwiseParallel, RowwiseParallel. Check: distlab check 2.17
     """
 
@@ -132,11 +135,12 @@ class RowParallelLinear(given.ParallelLinear):
 def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
     """Replace the linear layers mlp.up and mlp.down by this rank's shards, in place.
 
-    C1 Outputs, gradients and training steps equal the single-process baseline.
-    C2 Each rank stores 1/n of the weights.
-    C3 An MLP or an attention needs one all_reduce forward and one backward.
-    C4 If the number of attention heads isn't divisible by n, it raises ValueError
-       before sending or replacing anything.
+    C1 Outputs, gradients and training steps match the single-process baseline.
+    C2 Each rank stores only 1/n of the weights.
+    C3 An MLP or an attention layer needs one all_reduce in the forward pass and one in
+       the backward pass.
+    C4 If the number of attention heads isn't divisible by n, `parallel_attention`
+       raises ValueError before it sends or replaces anything.
     In torch.distributed: parallelize_module, as in 2.25. Check: distlab check 2.18
     """
     # TODO(tensor_parallel.block)
@@ -160,10 +164,11 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
     """Return the mean cross-entropy over all tokens, the same on every rank.
 
     `logits` (tokens, V / n): columns from r · V / n on; `targets` (tokens,): below V.
-    C1 The loss equals the single-process baseline, for large logits and for -inf, too.
-    C2 The gradient of this rank's logits equals the single-process baseline.
-    C3 The number of elements sent grows with the number of tokens, not with the
-       vocabulary.
+    C1 The loss matches the single-process baseline, even if some logits are very large
+       or -inf.
+    C2 The gradient of this rank's logits matches the single-process baseline.
+    C3 The number of elements that a rank sends grows with the number of tokens, but not
+       with the size of the vocabulary.
     In torch.distributed: loss_parallel(). Check: distlab check 2.19
     """
     # TODO(tensor_parallel.vocab_loss)
@@ -176,11 +181,12 @@ def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) ->
 def all_gather_tokens(comm: Comm, x: Tensor) -> Tensor:
     """Gather (B, T / n, C) to (B, T, C) on every rank; B may be 0.
 
-    C1 all_gather_tokens and reduce_scatter_tokens work along the tokens, in rank order.
-    C2 The backward of each operator is the other's forward.
-    C3 After all_reduce_replicated_grads, all gradients of a block equal the
+    C1 all_gather_tokens and reduce_scatter_tokens work along the token dimension, in
+       rank order.
+    C2 The backward pass of each operator is the forward pass of the other one.
+    C3 After all_reduce_replicated_grads, all gradients of a block match the
        single-process baseline.
-    C4 An MLP or an attention needs one all_gather and one reduce_scatter in each
+    C4 An MLP or an attention layer needs one all_gather and one reduce_scatter in each
        direction.
     In torch.distributed: SequenceParallel(). Check: distlab check 2.20
     """
@@ -226,10 +232,10 @@ def with_torch(mesh: Any, block: Any) -> None:
     """Shard a block as in 2.18, in place, with torch alone and without comm.
 
     `mesh` is a one-dimensional torch DeviceMesh, perhaps of a part of all ranks.
-    C1 Outputs, gradients and training steps equal the single-process baseline.
-    C2 Each rank stores 1/n of each of the four weights.
-    C3 Raises ValueError, before replacing anything, if the number of heads isn't
-       divisible by n.
+    C1 Outputs, gradients and training steps match the single-process baseline.
+    C2 The block has four weights, and each rank stores only 1/n of each of them.
+    C3 If the number of heads isn't divisible by n, `with_torch` raises ValueError
+       before it replaces anything.
     In torch.distributed: already plain torch. Check: distlab check 2.25
     """
     # TODO(tensor_parallel.port)

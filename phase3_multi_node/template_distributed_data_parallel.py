@@ -32,12 +32,12 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group tensors into buckets; their gradients come from the last to the first.
 
-    C1 Each tensor belongs to exactly one bucket, in reverse order. A bucket is complete
-       once it has its lowest-numbered tensor, and the buckets are listed in the order
-       in which they become complete.
-    C2 A bucket has at most bucket_bytes, unless it is a single tensor, and the next
-       tensor would not fit into it.
-    C3 All tensors of a bucket have one dtype and one device.
+    C1 Each tensor belongs to exactly one bucket, and the tensors are assigned in
+       reverse order. A bucket is complete once it has its lowest-numbered tensor, and
+       the buckets are listed in the order in which they become complete.
+    C2 A bucket holds at most bucket_bytes, unless it consists of a single tensor that
+       is larger. A bucket ends only where the next tensor would no longer fit into it.
+    C3 All tensors in a bucket have the same dtype and are on the same device.
     In torch.distributed: DistributedDataParallel does this in its constructor
     Example: 8, 8, 40 and 8 bytes, at most 16 → [8], [40], [8, 8], the last one first
     Cost: none. Check: distlab check 3.9
@@ -53,7 +53,8 @@ def pack(tensors: Sequence[Tensor], flat: Tensor) -> None:
     Given: `flat` has one dimension, as many elements, the same device and dtype, except
     that it is float32 for float16, where the sum of two gradients may not fit.
     A tensor may have any shape, even (), and may be non-contiguous.
-    C4 unpack restores, in place, the values that pack has copied into flat.
+    C4 `unpack` writes the values that `pack` has copied into `flat` back to the
+       tensors, in place.
     """
     # TODO(distributed_data_parallel.buckets)
     # which shape has `flat`, and which shape has a tensor?
@@ -91,7 +92,7 @@ def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
     """Start to sum `bucket.flat` over the ranks, in place, and return at once.
 
     The Work's `wait()` may do a part; once it returns, the sum is in `bucket.flat`.
-    3.10 C3 No rank waits for a message while backward() computes.
+    3.10 C3 No rank waits for a message while backward() is still computing.
     """
     # TODO(distributed_data_parallel.hooks)
     # which argument makes comm.all_reduce non-blocking?
@@ -160,8 +161,9 @@ class DistributedDataParallel(DataParallelModule):
         """Count the gradient; start the all_reduce of every bucket whose turn it is.
 
         3.10 C1 A bucket's all_reduce starts as soon as its last gradient is ready. A
-                weight with two names has one gradient.
-             C2 All ranks start the buckets in the same order, whichever is ready first.
+                weight that has two names still has only one gradient.
+             C2 All ranks start the buckets in the same order, no matter which bucket is
+                ready first.
         """
         # TODO(distributed_data_parallel.hooks)
         # self.bucket_of[parameter] has one more ready gradient. Which buckets can be
@@ -171,10 +173,11 @@ class DistributedDataParallel(DataParallelModule):
     def finalize_backward(self) -> None:
         """Wait for the buckets, in order; .grad becomes the mean; reset all counters.
 
-        3.11 C1 In each step, when backward() returns, every .grad of self.trainable is
-                the mean over self.active, even if it was None or zeroed in place.
-             C2 The shared buffers are then those of the first rank in self.active,
-                which is rank 0 unless ranks have left.
+        3.11 C1 In each step, once backward() returns, the `.grad` of every parameter in
+                self.trainable is the mean over the ranks in self.active. This holds
+                even if the `.grad` was None or was zeroed in place.
+             C2 By then, every rank also has the shared buffers of the first rank in
+                self.active, which is rank 0 unless ranks have left.
         """
         unused_everywhere = self.wait_usage()
         # TODO(distributed_data_parallel.finish)
@@ -187,9 +190,10 @@ class DistributedDataParallel(DataParallelModule):
     def no_sync(self) -> Iterator[None]:
         """Send nothing, so that backward() in this block only accumulates into .grad.
 
-        3.11 C3 Under no_sync(), nothing is sent and .grad accumulates, even behind an
-                inner block. The first backward() after the outermost block sends, even
-                if the block raised.
+        3.11 C3 Under no_sync(), nothing is sent and gradients accumulate in `.grad`,
+                even after an inner no_sync() block has ended. The first backward()
+                after the outermost block sends again, even if the block raised an
+                exception.
         """
         # TODO(distributed_data_parallel.finish)
         # on_gradient reads self.syncs. What if an error ends the block?
@@ -198,7 +202,7 @@ class DistributedDataParallel(DataParallelModule):
     def find_unused(self, outputs: Any) -> list[Tensor]:
         """Find the trainable parameters that backward() from these outputs can't reach.
 
-        3.23 C2 A parameter that has no gradient on any rank keeps .grad = None.
+        3.23 C2 If no rank has a gradient for a parameter, its `.grad` stays None.
         """
         roots = [get_gradient_edge(tensor).node for tensor in tensors_in(outputs)]
         # TODO(distributed_data_parallel.unused)
@@ -210,8 +214,9 @@ class DistributedDataParallel(DataParallelModule):
     def without_gradient(self, parameter: Tensor) -> None:
         """Count a parameter without a gradient, because its bucket must still be sent.
 
-        3.23 C1 A parameter that has no gradient on some ranks counts as zero there. It
-                is then in self.arrived and counted, as after on_gradient.
+        3.23 C1 If only some ranks have a gradient for a parameter, the other ranks
+                contribute zeros. There, the parameter is added to self.arrived and
+                counted in the same way as in on_gradient.
         """
         # TODO(distributed_data_parallel.unused)
         # which values does this rank add to the sum? .grad may hold the gradient of a
@@ -224,9 +229,9 @@ class DistributedDataParallel(DataParallelModule):
         Every rank runs `for _ in ddp.join(): optimizer.step()` after its last batch.
         Given: all_reduce_usage() returns usage, work; after work.wait() usage[r] is 1
         if rank r has a batch. finalize_backward() reads both, as self.usage_work.
-        3.23 C3 The mean is over the ranks that have a batch, and the others send zeros,
-                not an old .grad. join() ends on all ranks together, once no rank has a
-                batch.
+        3.23 C3 The mean is taken over the ranks that have a batch, and the other ranks
+                send zeros instead of an old `.grad`. join() ends on all ranks at the
+                same time, once no rank has a batch.
 
         Raises:
             ValueError: find_unused_parameters is False

@@ -41,9 +41,9 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     too large become inf. A hook replaces everything DDP does with a bucket, including
     the division.
 
-    C1 After accumulate(), every .grad is the mean over the ranks of their sums over the
-       microbatches.
-    C2 Each call of accumulate() sends every gradient once, converted to the dtype
+    C1 After accumulate(), every `.grad` is a mean over the ranks, to which each rank
+       contributes the sum over its microbatches.
+    C2 Each call of accumulate() sends every gradient only once, converted to the dtype
        `wire`.
     C3 Gradients are sent in buckets, and no hook or callback waits for a message.
     In torch.distributed: register_comm_hook(state, hook)
@@ -88,11 +88,11 @@ def hybrid_shard(
     replica, the next ranks the next one. `compute` is the dtype of forward and
     backward, `reduce` that of the sums over the ranks; the stored weights keep theirs.
 
-    C1 After training steps, the weights equal the single-process baseline.
-    C2 A rank stores 1/s of the weights, where s = n / replicas, and each replica is
-       complete.
-    C3 A layer needs an all_gather, a reduce_scatter within a replica, and an all_reduce
-       between replicas.
+    C1 After several training steps, the weights match the single-process baseline.
+    C2 With s = n / replicas, each rank stores 1/s of the weights, and the ranks of a
+       replica together store all of them.
+    C3 Each layer needs an all_gather and a reduce_scatter within a replica, and an
+       all_reduce between replicas.
     In torch.distributed: init_device_mesh, fully_shard, MixedPrecisionPolicy
     Example: n = 4, replicas = 2: ranks 0 and 1 store one replica, 2 and 3 the other
     Cost: between replicas, 1/s of the gradients. Check: distlab check 3.27
@@ -106,7 +106,7 @@ def hybrid_shard(
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
     """Write weights and optimizer state to `folder`, which all ranks share.
 
-    C4 A model on another number of ranks loads the saved weights and continues.
+    C4 A model on a different number of ranks can load the saved weights and continue.
     In torch.distributed: get_state_dict, torch.distributed.checkpoint.save
     Example: 4 ranks call save, 2 ranks call load with another model and optimizer
     Cost: each element is written once. Check: distlab check 3.27
@@ -119,7 +119,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
     """Load the weights and optimizer state that save() wrote.
 
-    C4 A model on another number of ranks loads the saved weights and continues.
+    C4 A model on a different number of ranks can load the saved weights and continue.
     In torch.distributed: torch.distributed.checkpoint.load, set_state_dict
     Example: the optimizer is new, and has its momentum afterwards
     Cost: each rank reads its own shards. Check: distlab check 3.27
@@ -141,9 +141,11 @@ def meet(
     all generations. `world_size` processes or more call meet(); none knows its rank.
     The next `generation` is called once the process group of the last one is gone.
 
-    C1 world_size processes get the ranks 0 to n - 1, each rank once.
-    C2 A generation begins at rank 0 again, and one process too many gets a ValueError.
-    C3 The store and the process group wait at most timeout_s.
+    C1 The world_size processes get the ranks 0 to n - 1, and each rank is given out
+       once.
+    C2 Each generation begins at rank 0 again. In a process that is one too many, `meet`
+       raises ValueError.
+    C3 Neither the store nor the process group waits longer than timeout_s.
     In torch.distributed: TCPStore, PrefixStore, init_process_group(store=…)
     Example: two processes call meet(…, 2, 1, 60): one becomes rank 0, one rank 1
     Cost: one message, and what gloo needs to connect. Check: distlab check 3.28
@@ -161,7 +163,8 @@ def node_and_rail(ranks_per_node: int) -> tuple[Any, Any]:
     i · ranks_per_node and those after it. A rail has one rank of each node, those with
     the same local rank.
 
-    C4 Both groups have the right members in ascending order, and every rank returns.
+    C4 Both groups contain the right ranks in ascending order, and the call returns on
+       every rank.
     In torch.distributed: new_group(ranks)
     Example: 4 ranks, 2 per node: rank 2 gets the groups of ranks 2, 3 and of 0, 2
     Cost: no tensor is sent. Check: distlab check 3.28

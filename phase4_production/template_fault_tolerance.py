@@ -38,8 +38,8 @@ def write_file(disk: Disk, name: str, data: bytes) -> None:
 
     Given: name + TEMPORARY, the name while you write it.
 
-    C1 When write_file returns, both the data and the name are durable. Until then, an
-       existing file of that name stays intact.
+    C1 When `write_file` returns, both the data and the name are durable. Until then, an
+       existing file with that name stays intact.
     Check: distlab check 4.3
     """
     # TODO(fault_tolerance.save)
@@ -54,7 +54,7 @@ def remove_old(disk: Disk, step: int, keep: int) -> None:
 
     C5 The newest `keep` manifests up to `step` are kept, together with the files they
        name. A manifest that can't be decoded doesn't count and is removed. Files from
-       later steps are kept, and so are files whose step_of is None.
+       later steps are kept, and so are files for which step_of returns None.
     Example: keep 2, steps 10 20 30 → 20 and 30 stay. Check: distlab check 4.3
     """
     # TODO(fault_tolerance.save)
@@ -76,11 +76,12 @@ def save(
     this rank's. Given: given.exchange(comm, value) returns the values of all ranks.
 
     C2 Rank 0 writes the manifest, which lists the record of each rank's shard in rank
-       order. A manifest must never exist while a crash could still undo its shards.
-    C3 When `save` returns on any rank, the checkpoint is complete.
-    C4 An error on one rank, such as a full disk or a dtype that fits no shard, becomes
-       a CheckpointError on every rank, which names the rank and the error. No rank
-       waits forever.
+       order. A manifest must never exist while a crash could still undo one of its
+       shards.
+    C3 Once `save` returns on any rank, the checkpoint is complete.
+    C4 An error on one rank, such as a full disk or a dtype that no shard can store,
+       becomes a CheckpointError on every rank, which names the rank and the error. No
+       rank waits forever.
     Rank 0 then calls remove_old, even after an error, because that makes room. You are
     free to treat an error of remove_old itself as one of save, or not to.
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17
@@ -96,13 +97,14 @@ def load(disk: Disk) -> Checkpoint | None:
 
     Given: given.decode_manifest and decode_shard raise ValueError.
 
-    C1 It loads the highest step whose shards all exist with the recorded size and
-       SHA-256, and whose manifest agrees with its file name about the step. Shards are
-       returned in rank order, and nothing is written to the disk.
-    C2 For each higher step, `refused` has one line that names the missing or damaged
-       file and the reason.
-    C3 If manifests exist but no checkpoint is complete, it raises CheckpointError with
-       the lines of `refused`, because training must not silently restart from step 0.
+    C1 `load` loads the highest step whose shards all exist with the recorded size and
+       SHA-256, and whose manifest and file name agree about the step. It returns the
+       shards in rank order and writes nothing to the disk.
+    C2 For each higher step, `refused` contains one line that names the missing or
+       damaged file and gives the reason.
+    C3 If there are manifests but no complete checkpoint, `load` raises CheckpointError
+       with the lines of `refused`, because training must not silently restart from step
+       0.
     In torch.distributed: torch.distributed.checkpoint.load, which has no fallback
     Example: a shard of step 30 is torn → step 20. Check: distlab check 4.4
     """
@@ -119,11 +121,11 @@ def full_state(run: Run) -> tuple[State, State]:
     the hook has them, "factors" and "residuals". Given: state_dict(), of hook.residuals
     and hook.factors state_dict(run.model); training_state.random_state.
 
-    C1 `shared` holds everything that is identical on all ranks after each step. Only
-       one copy of it is saved.
+    C1 `shared` holds everything that is identical on all ranks after each step, and
+       only one copy of it is saved.
     C2 `own` holds everything that may differ between ranks. For example, batch norm
-       counts a rank's own samples, and a sharded optimizer (run.is_sharded) knows only
-       its own shards.
+       counts only its own rank's samples, and a sharded optimizer (run.is_sharded)
+       knows only its own shards.
     In torch.distributed: get_state_dict, for the model and the optimizer only
     Cost: no message, no copy. Check: distlab check 4.5
     """
@@ -138,11 +140,11 @@ def restore(run: Run, shared: State, owns: list[State], rank: int, size: int) ->
     `run` was made like the saved one. If the model has other parameters or buffers,
     training_state.require_same_model raises ValueError before it is changed.
 
-    C3 On the same number of ranks, all later steps are bit for bit the same as without
-       the interruption.
+    C3 On the same number of ranks, all later steps are bit-for-bit the same as if the
+       run had not been interrupted.
     C4 On a different number of ranks, a sharded optimizer loads the list of all ranks'
-       states. Each rank takes rank 0's buffers, the mean of all residuals, and random
-       numbers that differ from every other rank's.
+       states. Each rank takes rank 0's buffers and the mean of all residuals, and gets
+       random numbers that differ from every other rank's.
     Given: training_state.set_random_state, seed_all; load_state_dict(state), of
     hook.residuals and hook.factors load_state_dict(run.model, state). Whatever is
     loaded may draw random numbers. Check: distlab check 4.5
@@ -174,12 +176,13 @@ class AsyncSaver:
 
         Collective. Given: self.copies.of(tensors), which uses its memory again.
 
-        C1 The checkpoint contains the values that the tensors and `meta` held at the
+        C1 The checkpoint contains the values that the tensors and `meta` had at the
            time of the call.
-        C2 The call returns before the checkpoint is complete, and its messages go
+        C2 The call returns before the checkpoint is complete, and it sends its messages
            through self.comm.
-        C3 At most one save is in progress. A call first waits for the previous save. If
-           that failed, the call raises its error, once, and doesn't save this step.
+        C3 At most one save is in progress at a time, so a call first waits for the
+           previous save. If the previous save failed, the call raises its error once
+           and doesn't save this step.
         In torch.distributed: torch.distributed.checkpoint.async_save
         Cost: a copy of the state. Check: distlab check 4.13
         """

@@ -32,8 +32,9 @@ from distlab.comm import Comm
 def send_recv(comm: Comm, tensor: Tensor) -> None:
     """Copy rank 0's tensor into rank 1's tensor, in place; other ranks do nothing.
 
-    C1 Rank 1's tensor equals rank 0's.
-    C2 Exactly one message is sent, and no other rank sends or receives.
+    C1 After the call, rank 1's tensor equals rank 0's.
+    C2 Only one message is sent in total, and the other ranks neither send nor receive
+       anything.
     In torch.distributed: dist.send(tensor, dst), dist.recv(tensor, src)
     Cost: 1 message. Check: distlab check 1.1
     """
@@ -52,7 +53,8 @@ def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
 
     The ranks form a ring: rank r's right neighbor is r + 1, and the last rank's is 0.
 
-    C1 `incoming` equals the left neighbor's `outgoing`, which is not modified.
+    C1 After the call, `incoming` equals the left neighbor's `outgoing`, and `outgoing`
+       has not been modified.
     C2 Every rank sends exactly one message.
     In torch.distributed: dist.batch_isend_irecv; in MPI: MPI_Sendrecv
     Example: n = 3, outgoing 10, 11, 12 → incoming 12, 10, 11
@@ -70,7 +72,7 @@ def ring_shift(comm: Comm, outgoing: Tensor, incoming: Tensor) -> None:
 def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Make every rank's `tensor` equal to that of rank `src`, in place.
 
-    C1 Every rank's tensor equals rank src's, whichever rank src is.
+    C1 Every rank ends up with rank src's tensor, no matter which rank src is.
     C2 The ranks send n - 1 messages in total.
     In torch.distributed: dist.broadcast(tensor, src)
     Example: n = 3, src = 1, tensors 5, 6, 7 → 6, 6, 6
@@ -90,8 +92,9 @@ def broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
 def all_reduce(comm: Comm, tensor: Tensor) -> None:
     """Replace every rank's `tensor` by the sum over all ranks, in place.
 
-    C1 Every rank gets the sum, bit for bit the same on all of them.
-    C2 The sum is written to the tensor that was passed in.
+    C1 Every rank ends up with the sum, and the result is bit-for-bit the same on all
+       ranks.
+    C2 The sum is written in place, into the tensor that was passed in.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1, 2, 3 → 6, 6, 6
     Cost: 2(n - 1) messages if one rank adds all tensors. Check: distlab check 1.4
@@ -136,8 +139,8 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     Given: `input` has n times as many elements as `output`; both have one dimension.
 
-    C2 reduce_scatter gives each rank its own chunk of the sum.
-    C3 `input` is not modified.
+    C2 `reduce_scatter` gives each rank its own chunk of the sum of all inputs.
+    C3 Neither function modifies `input`.
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, inputs 1 2 and 10 20 → 11 on rank 0, 22 on rank 1
     Cost: n (n - 1) messages as long as `output`. Check: distlab check 1.14
@@ -158,10 +161,10 @@ def reduce_scatter(comm: Comm, output: Tensor, input: Tensor) -> None:
 def tree_broadcast(comm: Comm, tensor: Tensor, src: int) -> None:
     """Broadcast from rank `src`, in place, along a tree: receivers forward the tensor.
 
-    C1 Every rank's tensor equals rank src's, whichever rank src is.
+    C1 Every rank ends up with rank src's tensor, no matter which rank src is.
     C2 The ranks send n - 1 messages in total.
-    C3 It takes ⌈log2 n⌉ rounds. In a round, a rank sends or receives at most one
-       message.
+    C3 The broadcast takes ⌈log2 n⌉ rounds, and in each round a rank sends or receives
+       at most one message.
     In torch.distributed: dist.broadcast(tensor, src), which may use a tree inside
     Example: n = 4, src = 0: 0 → 1, then 0 → 2 and 1 → 3; or another tree
     Cost: n - 1 messages, ⌈log2 n⌉ rounds. Check: distlab check 1.17
@@ -184,11 +187,12 @@ def all_to_all(comm: Comm, output: Tensor, input: Tensor) -> None:
 
     Given: `input` and `output` have n chunks of one size; both have one dimension.
 
-    C1 Chunk p of rank r's `output` is chunk r of rank p's `input`, which is not
-       modified.
+    C1 After the call, chunk p of rank r's `output` equals chunk r of rank p's `input`,
+       and `input` has not been modified.
     C2 Each rank sends n - 1 messages of one chunk each, and copies its own chunk
-       without a message.
-    C3 It takes n - 1 rounds. In a round, each rank sends one message and receives one.
+       without sending a message.
+    C3 The exchange takes n - 1 rounds, and in each round every rank sends one message
+       and receives one.
     In torch.distributed: dist.all_to_all_single(output, input)
     Example: n = 2, inputs 1 2 and 3 4 → 1 3 on rank 0, 2 4 on rank 1
     Cost: n - 1 messages per rank, as long as a chunk. Check: distlab check 1.18

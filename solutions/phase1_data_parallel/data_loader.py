@@ -42,8 +42,8 @@ def shard_indices(
     If num_samples isn't a multiple of world_size, repeat some samples (padding) or,
     with `drop_last`, leave some out (dropping), in both cases as few as possible.
 
-    C1 Every rank has the same number of samples.
-    C2 With padding, every sample is included and repeats are spread evenly, so that no
+    C1 Every rank gets the same number of samples.
+    C2 With padding, every sample is included, and repeats are spread so evenly that no
        two samples' counts differ by more than one. With dropping, no sample appears
        twice.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler, inside
@@ -66,9 +66,10 @@ class DistributedSampler(Sampler[int]):
     All ranks construct it with the same arguments except `rank`. Without `shuffle`, the
     order is 0, 1, 2, … in every epoch. `seed` is any integer: self.seed has 32 bits.
 
-    C1 All ranks shard one shuffle as in 1.8, and both the epoch and the seed change it.
-    C2 len() is the number of this rank's samples, and no global random state is
-       modified.
+    C1 All ranks shard the same shuffle, in the same way as 1.8 does, and the shuffle
+       changes with both the epoch and the seed.
+    C2 len() returns the number of this rank's samples, and the sampler doesn't modify
+       any global random state.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
     Cost: none. Check: distlab check 1.9
     """
@@ -135,14 +136,14 @@ class DistributedDataLoader(EpochLoops):
     reaches the end or another epoch starts, so peeking at a batch doesn't move it. With
     equally many ranks and data workers, a resumed epoch has the same random numbers.
 
-    1.10 C1 In every step, the ranks together have the global batch of a single process,
-            in shards whose sizes differ by at most one.
-         C2 No two data workers draw the same random numbers, on any rank or in any
-            epoch. A second run with the same seed draws the same numbers, while a
-            different seed changes every worker's numbers.
-    1.15 C1 A loader that loads the state continues with the next sample.
-         C2 The state is a snapshot made of plain numbers. A state from a different run
-            is refused.
+    1.10 C1 In every step, the ranks' shards together make up the global batch that a
+            single process would use, and shard sizes differ by at most one.
+         C2 No two data workers draw the same random numbers, even on different ranks or
+            in different epochs. A second run with the same seed draws the same numbers,
+            while a different seed changes the numbers of every worker.
+    1.15 C1 After it has loaded a saved state, a loader continues with the next sample.
+         C2 The state is a snapshot made of plain numbers, and a loader refuses a state
+            that comes from a different run.
          C3 The state is the same on all ranks and can be loaded on any number of ranks.
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state

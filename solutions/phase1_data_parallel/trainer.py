@@ -73,8 +73,8 @@ def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
     Given: every parameter has a .grad, from equally many samples on every rank.
-    C1 Every .grad is the mean over the ranks.
-    C2 All ranks make the same calls, in the same order.
+    C1 Every `.grad` is the mean of that parameter's gradients over all ranks.
+    C2 All ranks make the same collective calls in the same order.
     In torch.distributed: DDP does it during backward()
     Example: n = 2, gradients 2 and 6 → 4 and 4
     Cost: one all_reduce per parameter. Check: distlab check 1.6
@@ -100,10 +100,10 @@ def train_step(
 
     Given: equal models on all ranks. `inputs` and `targets` are this rank's samples of
     the global batch; all ranks have equally many. `loss_fn` is a mean over samples.
-    C1 The weights end up the same as in a single process that trains on the global
+    C1 The weights end up the same as if a single process had trained on the global
        batch.
-    C2 It returns the mean loss over the global batch as a float, the same on every
-       rank.
+    C2 `train_step` returns the mean loss over the global batch as a float, and every
+       rank returns the same number.
     In torch.distributed: the body of the loop around a DDP model
     Cost: average_gradients, and an all_reduce of one element. Check: distlab check 1.7
     """
@@ -136,8 +136,9 @@ def fit(
     `train_loader` gives every rank equally many samples of each global batch, at least
     one; batches may differ in size. The first epoch is set_epoch(0).
     C1 The weights end up the same as in the single-process baseline.
-    C2 It returns the mean loss over all samples of each epoch, the same on every rank.
-    C3 Exactly one rank calls `log`, once per epoch and with one line.
+    C2 `fit` returns each epoch's mean loss over all samples, and every rank returns the
+       same numbers.
+    C3 Exactly one rank calls `log`, and it logs a single line per epoch.
     In torch.distributed: the training loop of any script that uses DDP
     Cost: a step costs what train_step costs. Check: distlab check 1.11
     """
@@ -180,11 +181,11 @@ def average_weighted(comm: Comm, model: nn.Module, num_samples: int) -> None:
 
     Given: this rank has `num_samples` samples, and `.grad` is the mean over them. A
     rank without samples did not call backward(), so its `.grad` is None or an old one.
-    C1 gradient_weight is this rank's fraction of all samples.
-    C2 Every .grad is the mean over all samples of all ranks.
-    C3 A rank without samples, or without some gradient, makes the same calls as the
-       others and contributes zeros. A frozen parameter gets no .grad. If no rank has a
-       gradient for a parameter, its .grad may be None or zeros.
+    C1 `gradient_weight` returns this rank's fraction of all samples.
+    C2 Every `.grad` is the mean gradient over all samples of all ranks.
+    C3 A rank that has no samples, or has no gradient for some parameter, makes the same
+       calls as the others and contributes zeros. A frozen parameter gets no `.grad`. If
+       no rank has a gradient for a parameter, its `.grad` may be either None or zeros.
     In torch.distributed: nothing; with DDP, scale the loss by n × the weight
     Example: n = 2, 1 and 3 samples, gradients 2 and 6 → 5 and 5
     Cost: an all_reduce per parameter, and one of one element. Check: distlab check 1.12
@@ -210,11 +211,12 @@ def evaluate(
     Given: `batches` are this rank's (inputs, targets). A rank may have no batch, and a
     batch no sample; at least one rank has a sample. `loss_fn` is a mean over samples.
     The model predicts the class with the highest output; its modules are in one mode.
-    C1 Every rank returns the loss and the accuracy over all samples. The loss is summed
-       in float64.
-    C2 Every rank returns, even if some have more batches than others or none at all.
-    C3 The model runs in evaluation mode and without gradients, and afterwards returns
-       to its previous mode.
+    C1 Every rank returns the loss and the accuracy over the samples of all ranks, and
+       the loss is summed in float64.
+    C2 The call returns on every rank, even if some ranks have more batches than others
+       or no batches at all.
+    C3 The model runs in evaluation mode and without gradients, and it is switched back
+       to its previous mode afterwards.
     In torch.distributed: nothing does it; torchmetrics sums counts in the same way
     Example: n = 2, 1 of 1 and 0 of 3 correct → accuracy 0.25
     Cost: one all_reduce of three elements. Check: distlab check 1.13
@@ -243,12 +245,13 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
 
     torchrun starts it on one or more nodes and sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT. Batches: global_batches(). You choose which rank takes which samples.
-    C1 Every rank ends with the weights of the single-process baseline, which uses
-       make_model(0), SGD, LEARNING_RATE and cross-entropy. Each sample goes through one
-       rank's model.
-    C2 Only rank 0 saves the model's state_dict(), to `path` and with torch.save.
-    C3 The program ends cleanly under a real torchrun: it destroys its process group,
-       and doesn't import distlab.
+    C1 Every rank ends up with the same weights as the single-process baseline, which
+       uses make_model(0), SGD, LEARNING_RATE and cross-entropy. Each sample goes
+       through the model on exactly one rank.
+    C2 Rank 0 saves the model's state_dict() to `path` with torch.save, and no other
+       rank saves anything.
+    C3 Under a real torchrun, the program destroys its process group and exits cleanly.
+       It doesn't import distlab.
     In torch.distributed: already plain torch
     Cost: one all_reduce per parameter and step. Check: distlab check 1.16
     """

@@ -32,8 +32,8 @@ class Scale(torch.autograd.Function):
 
     Scale.apply(tensor, forward_factor, backward_factor) returns a new tensor.
 
-    C1 forward returns tensor * forward_factor and doesn't modify its input.
-    C2 backward passes on the incoming gradient times backward_factor.
+    C1 `forward` returns tensor * forward_factor without modifying its input.
+    C2 `backward` passes on the incoming gradient, multiplied by backward_factor.
     In torch.distributed: the collectives of torch.distributed.nn.functional
     Example: 2 with factors 3 and 5 → 6; its gradient is 5
     Cost: no tensor is saved for backward. Check: distlab check 2.4
@@ -76,11 +76,13 @@ def checkpoint(block: Block, tensor: Tensor) -> Tensor:
 class Recompute(torch.autograd.Function):
     """The custom autograd function behind `checkpoint`.
 
-    C1 The result and all gradients, those of the tensor and those of the block's
-       parameters, equal those of block(tensor) and its backward(), bit for bit.
-    C2 This holds for a block that draws random numbers, too, and the numbers drawn
-       later don't change.
-    C3 Between forward and backward, no activation inside the block is kept.
+    C1 The result is bit-for-bit the same as from a plain call of block(tensor). So are
+       the gradients after backward(), both for the tensor and for the block's
+       parameters.
+    C2 This also holds for a block that draws random numbers, and checkpointing it
+       doesn't change the numbers that are drawn later.
+    C3 Between the forward and the backward pass, no activation inside the block is kept
+       in memory.
     In torch.distributed: torch.utils.checkpoint.checkpoint(block, tensor)
     Example: three blocks: their three inputs are kept
     Cost: the block runs twice. Check: distlab check 2.5
@@ -130,11 +132,12 @@ def set_random_state(state: RandomState) -> None:
 def with_torch(block: Block, tensor: Tensor) -> Tensor:
     """Checkpoint a block with torch.utils.checkpoint, without the limits of 2.5.
 
-    C1 The result and all gradients equal those of block(tensor) and its backward(), bit
-       for bit. This holds for a block that draws random numbers, too, and the numbers
-       drawn later don't change.
-    C2 torch.autograd.grad returns these gradients, too, and writes to no .grad.
-    C3 Between forward and backward, no activation inside the block is kept.
+    C1 The result and all gradients are bit-for-bit the same as from a plain call of
+       block(tensor) and its backward(). This also holds for a block that draws random
+       numbers, and checkpointing it doesn't change the numbers that are drawn later.
+    C2 torch.autograd.grad returns the same gradients, and doesn't write to any `.grad`.
+    C3 Between the forward and the backward pass, no activation inside the block is kept
+       in memory.
     In torch.distributed: already plain torch; it works with FSDP2 and pipelining
     Example: torch.autograd.grad(loss, parameters) raises a RuntimeError with 2.5
     Cost: the block runs twice. Check: distlab check 2.23

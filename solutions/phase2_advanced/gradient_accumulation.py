@@ -41,8 +41,9 @@ def accumulate(
     to it. Modules may share parameters. A parameter may be frozen or unused, a scalar
     or a transposed view.
 
-    C1 Every sample has the same weight, whatever its rank and its microbatch.
-    C2 Autograd keeps the activations of at most one microbatch at a time.
+    C1 Every sample has the same weight in the gradient, no matter which rank and
+       microbatch it belongs to.
+    C2 Autograd holds the activations of at most one microbatch at a time.
     In torch.distributed: no function; the training loop divides by a global count
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 2/3 and 10/3
     Cost: one all_reduce of one element. Check: distlab check 2.1
@@ -66,8 +67,9 @@ def sync_once(
     Given: as in 2.1. `.grad` may hold the gradient of an earlier step. A parameter that
     is frozen or unused gets no gradient on any rank, so set its .grad to None or zeros.
 
-    C1 Every .grad is the mean over the samples of this step.
-    C2 Every gradient is sent once, however many microbatches there are.
+    C1 Every `.grad` is the mean gradient over the samples of this step, with nothing
+       left over from an earlier one.
+    C2 Every gradient is sent only once, no matter how many microbatches there are.
     In torch.distributed: all but the last forward and backward under model.no_sync()
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4
     Cost: one all_reduce per parameter, and one of one element. Check: distlab check 2.2
@@ -100,8 +102,10 @@ def clip(
     the gradient: same direction, norm max_norm. Otherwise do not change it. Return the
     norm before clipping as a Python float.
 
-    C1 The weights are those of the single-process baseline, which clips once per step.
-    C2 It returns the norm before clipping as a float, the same on every rank.
+    C1 The weights end up the same as in the single-process baseline, which clips once
+       per step.
+    C2 `clip` returns the norm before clipping as a float, and every rank returns the
+       same number.
     In torch.distributed: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     Example: gradients 3 and 4, max_norm 1 → 0.6 and 0.8; returns 5.0
     Cost: that of sync_once, and no further message. Check: distlab check 2.3
@@ -134,9 +138,11 @@ def with_torch(
     parameter gets a gradient. Send everything else through torch's default process
     group.
 
-    C1 The weights are those of the single-process baseline, which clips once per step.
-    C2 Every gradient is sent once, however many microbatches there are.
-    C3 It returns the norm before clipping as a float, the same on every rank.
+    C1 The weights end up the same as in the single-process baseline, which clips once
+       per step.
+    C2 Every gradient is sent only once, no matter how many microbatches there are.
+    C3 `with_torch` returns the norm before clipping as a float, and every rank returns
+       the same number.
     In torch.distributed: already plain torch
     Example: n = 2, gradients 2 | 4 and 6, one sample each → 4 and 4, not 3.5 and 3.5
     Cost: each gradient once, and one element. Check: distlab check 2.22

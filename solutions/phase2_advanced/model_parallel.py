@@ -32,9 +32,11 @@ def partition(costs: Sequence[float], num_stages: int) -> list[list[int]]:
 
     Every batch goes through all stages, so the most expensive stage is the bottleneck.
 
-    C1 Every layer is in one stage, in the model's order, and no stage is empty.
-    C2 The most expensive stage is as cheap as possible.
-    C3 Raises ValueError if there are fewer layers than stages, or if num_stages < 1.
+    C1 Every layer belongs to exactly one stage, the layers stay in the model's order,
+       and no stage is empty.
+    C2 The split makes the most expensive stage as cheap as possible.
+    C3 `partition` raises ValueError if there are fewer layers than stages, or if
+       num_stages is less than 1.
     In torch.distributed: torch.distributed.pipelining leaves the split to you
     Example: costs 1 1 1 5, 2 stages → [0, 1, 2] and [3]
     Cost: no communication. Check: distlab check 2.8
@@ -77,11 +79,11 @@ def train_step(
     read only the number of samples. `example` has the shape and dtype of ONE sample
     that enters this stage; its values mean nothing.
 
-    C1 The weights end up the same as in a single process that trains the full model.
-    C2 It returns the loss of the batch, the same number on every rank, which is why you
-       send it as float64.
-    C3 Each stage runs once. Its activations are sent once, and their gradient comes
-       back once.
+    C1 The weights end up the same as if a single process had trained the full model.
+    C2 `train_step` returns the loss of the batch. Send it as float64, because it must
+       be exactly the same number on every rank.
+    C3 Each stage runs only once. Its activations are sent to the next stage once, and
+       their gradient comes back once.
     In torch.distributed: torch.distributed.pipelining.PipelineStage
     Example: 3 samples, example of shape (5,) → receive into a tensor of shape (3, 5)
     Cost: 2(n - 1) messages, and one number. Check: distlab check 2.9

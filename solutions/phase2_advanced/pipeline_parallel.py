@@ -40,9 +40,10 @@ from distlab.given.pipeline import Action, Kept, LossFn, ModelChunk, Peer, Sends
 def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:
     """Return the actions of `rank` in order: all forwards, then all backwards.
 
-    C1 Each microbatch has one forward and then one backward.
+    C1 Each microbatch goes forward once, and later goes backward once.
     C2 All forwards come before the first backward.
-    C3 All ranks together take (m + n - 1)(t_f + t_b).
+    C3 If every rank follows its schedule, the batch takes (m + n - 1)(t_f + t_b) in
+       total.
     In torch.distributed: torch.distributed.pipelining.ScheduleGPipe
     Example: m = 2 → F0 F1 B0 B1 on every rank
     Cost: each rank keeps the activations of m microbatches. Check: distlab check 2.10
@@ -68,10 +69,11 @@ def forward_step(
     itself; with one, `inputs` only tells the number of samples. Parameters may be
     frozen or unused, and the output may be non-contiguous.
     Returns x and output, which backward_step needs, and the send's Work or None.
-    C1 In backward_step, every .grad of the stage grows by the microbatch's gradient,
-       and the stage before receives the gradient of x.
-    C2 Both steps run in any order of the microbatches: each starts its send without
-       waiting for it, its messages carry the peer's tag, and the module runs once.
+    C1 `backward_step` adds the microbatch's gradient to every `.grad` of the stage and
+       sends the gradient of x to the previous stage.
+    C2 Both functions work for any order of the microbatches. Each starts its send
+       without waiting for it, its messages carry the peer's tag, and the module runs
+       only once per microbatch.
     In torch.distributed: PipelineStage's forward_one_chunk, backward_one_chunk
     Cost: one message to each neighbor. Check: distlab check 2.11
     """
@@ -126,10 +128,11 @@ def execute(
     the others they tell the number of samples. They may differ in size. `loss_fn`
     averages over its samples. The schedules of all ranks fit together. The last stage
     is on rank n - 1, whatever the number of chunks. Send the loss as float64.
-    C1 For any schedule, every .grad grows by the gradient of the mean loss over all
-       samples.
-    C2 It returns that loss, the same number on every rank, and the sum is detached so
-       that it doesn't keep the graphs of all microbatches alive.
+    C1 For any schedule, `execute` adds the gradient of the mean loss over all samples
+       to every `.grad`.
+    C2 `execute` returns this mean loss, which is the same number on every rank. The
+       losses are detached before they are summed, because the sum would otherwise keep
+       the graphs of all microbatches alive.
     In torch.distributed: torch.distributed.pipelining, PipelineScheduleMulti
     Example: microbatches of 2, 2 and 1 samples → weights 2/5, 2/5, 1/5
     Cost: 2 m messages between two stages, and one number. Check: distlab check 2.12
@@ -173,10 +176,11 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
     holds every send that has not been waited for, that of `action` too. Remove entries.
     execute waits at the end for the sends that are left.
-    C1 A rank waits only for what its next action needs. `free` waits for a send only if
-       the receiver must have it already, and for each send that it removes.
-    C2 After a microbatch's backward, nothing of it is kept: neither its entry in `kept`
-       nor the send of its output. All other entries stay.
+    C1 A rank waits only for messages that its next action needs. `free` waits for each
+       send that it removes, but for no other send unless the receiver must already have
+       received it.
+    C2 After a microbatch's backward, its entry in `kept` and the send of its output are
+       removed. All other entries stay.
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
     Cost: no communication. Check: distlab check 2.13
     """
@@ -194,10 +198,11 @@ def one_f_one_b(rank: int, world_size: int, num_microbatches: int) -> list[Actio
     """Return the actions of `rank` in order: 1F1B, one forward, then one backward.
 
     m may be smaller than n.
-    C1 Each microbatch has one forward and then one backward.
-    C2 All ranks together take (m + n - 1)(t_f + t_b), as with GPipe.
-    C3 At most n - rank microbatches are in flight at any time. A microbatch is in
-       flight from the start of its forward until its backward is done.
+    C1 Each microbatch goes forward once, and later goes backward once.
+    C2 If every rank follows its schedule, the batch takes (m + n - 1)(t_f + t_b) in
+       total, just as with GPipe.
+    C3 On each rank, at most n - rank microbatches are in flight at any time. A
+       microbatch is in flight from the start of its forward to the end of its backward.
     In torch.distributed: torch.distributed.pipelining.Schedule1F1B
     Example: n = 2, m = 3 → F0 F1 B0 F2 B1 B2 on rank 0, F0 B0 F1 B1 F2 B2 on rank 1
     Cost: keeps the activations of n - rank microbatches. Check: distlab check 2.14
@@ -219,12 +224,14 @@ def interleaved(
     """Return the actions of `rank` in order: interleaved 1F1B with `num_chunks` chunks.
 
     Here t_f and t_b are the times of one chunk: 1/v of the rank's layers.
-    C1 Each microbatch has one forward and one backward in each chunk: forward from
-       chunk 0 up, backward from the last chunk down. Raises ValueError if m isn't
-       divisible by n.
-    C2 All ranks together take (m v + n - 1)(t_f + t_b), so the bubble shrinks to 1/v.
-    C3 At most (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and a chunk are in
-       flight at any time, from the start of their forward until their backward is done.
+    C1 Each microbatch goes forward once through every chunk, from chunk 0 up, and
+       backward once through every chunk, from the last one down. `interleaved` raises
+       ValueError if m isn't divisible by n.
+    C2 If every rank follows its schedule, the batch takes (m v + n - 1)(t_f + t_b) in
+       total, so the bubble shrinks to 1/v of its size.
+    C3 On each rank, at most (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and
+       a chunk are in flight at any time. A pair is in flight from the start of its
+       forward to the end of its backward.
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
     Cost: v times as many messages. Check: distlab check 2.21
@@ -266,9 +273,10 @@ def with_torch(
     frozen or unused parameters; the full batch, whose inputs are valid on rank 0 only
     and targets on the last rank only. num_microbatches divides the batch and is at
     least n. loss_fn returns a mean.
-    C1 The gradients are those of the mean loss of the batch, as in a single process.
-    C2 It returns that loss on every rank.
-    C3 At most n - rank microbatches are in flight at any time.
+    C1 The gradients are the same as if a single process had computed them from the mean
+       loss of the batch.
+    C2 `with_torch` returns this mean loss on every rank.
+    C3 On each rank, at most n - rank microbatches are in flight at any time.
     In torch.distributed: already plain torch
     Example: n = 2, m = 4 → rank 0 goes F F B F B F B B
     Cost: as in 2.14, plus small messages about shapes. Check: distlab check 2.26

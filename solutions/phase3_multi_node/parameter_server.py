@@ -48,10 +48,10 @@ def assign_tensors(sizes: Sequence[int], num_servers: int) -> list[int]:
     Given: `sizes` are bytes, in any order. There may be no tensor, or fewer tensors
     than servers.
 
-    C1 Each tensor is on one server, 0 to num_servers - 1, and the list is the same on
-       every rank.
-    C2 The loads are balanced by bytes: moving any one tensor from the fullest to the
-       emptiest server would not make them more even.
+    C1 Each tensor is assigned to one server, numbered from 0 to num_servers - 1, and
+       every rank returns the same list.
+    C2 The loads are balanced by bytes, so moving any one tensor from the fullest server
+       to the emptiest would not make them more even.
     In torch.distributed: nothing; ZeroRedundancyOptimizer assigns parameters like this
     Example: sizes 2 2 2 3 3 on 2 servers → loads 6 and 6, or 5 and 7. Not 4 and 8
     Cost: none, nothing is sent. Check: distlab check 3.19
@@ -106,8 +106,8 @@ class SyncServer(Server):
 
         Given: each worker pushes once in a step, and pulls before it pushes again.
 
-        C3 When all n workers have pushed, `weights` changes once, by -lr times the mean
-           of their gradients. Before that, it doesn't change.
+        C3 Once all n workers have pushed, `weights` changes a single time, by -lr times
+           the mean of their gradients. Until then, it doesn't change.
         In torch.distributed: dist.all_reduce(gradient, op=AVG), then optimizer.step()
         Example: weights 10, lr 1; pushes 1, 3 and 2 → weights 8
         Check: distlab check 3.19
@@ -125,7 +125,8 @@ class SyncServer(Server):
     def pull(self, rank: int, number: int) -> Tensor | None:
         """Return the weights after `number` steps, or None until they are computed.
 
-        C4 A pull is answered as soon as its step has been taken, and not before.
+        C4 The server answers a pull as soon as the step that it waits for has been
+           taken, and not before.
         Example: 2 workers; worker 0 has pushed once and pulls: None. Worker 1 pushes:
         now the same pull returns the weights
         Check: distlab check 3.19
@@ -154,8 +155,8 @@ class StaleServer(Server):
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
         """Apply the gradient at once, and note the clock of `rank`.
 
-        C1 Each push changes `weights` by -lr / n times its gradient, at once. n is
-           num_workers, even when some are gone.
+        C1 Each push changes `weights` at once, by -lr / n times its gradient. Here n is
+           always num_workers, even when some workers are gone.
         Example: weights 10, lr 1, 2 workers; worker 0 pushes 4 → weights 8
         Check: distlab check 3.20
         """
@@ -169,8 +170,8 @@ class StaleServer(Server):
         """Return the current weights, or None while `rank` is too far ahead.
 
         C2 A pull waits only while its worker is more than `bound` pushes ahead of the
-           slowest worker. If bound is None, it never waits.
-        C3 A worker that is gone is not counted, so the others continue.
+           slowest worker. If `bound` is None, a pull never waits.
+        C3 A worker that is gone no longer counts, so the other workers can continue.
         Example: bound 1, clocks 3 1 2 → worker 1 and worker 2 get the weights, worker 0
         gets None, until worker 1 has pushed again, or is gone
         Check: distlab check 3.20
@@ -222,8 +223,8 @@ class DurableServer(Server):
         Given: a worker sends push `number` + 1 only after it was told that push
         `number` is done. Also: pack_record, apply, disk.append, disk.sync.
 
-        C1 Each push is applied once, however often it arrives, and whenever.
-        C2 When push returns, the push is in LOG, and LOG is synced.
+        C1 Each push is applied exactly once, no matter how often and when it arrives.
+        C2 By the time `push` returns, the push is in LOG, and LOG has been synced.
         Example: pushes 1, 1, 2, 1 of worker 0 → pushes 1 and 2 are applied once
         Check: distlab check 3.25
         """
@@ -244,8 +245,8 @@ class DurableServer(Server):
         sync_folder, names. At the first start there is no LOG.
 
         C3 After a crash at any moment, the server has applied each acknowledged push
-           exactly once. It may also have applied the one push that wasn't acknowledged
-           yet.
+           exactly once. It may also have applied the one push that it had not
+           acknowledged yet.
         C4 The same holds after a second crash, so be careful not to append anything
            behind a torn record.
         Example: a log of 2 records and a torn one → 2 pushes; the log has 2 records

@@ -81,8 +81,9 @@ class Rendezvous:
         It is called first, for every message. After a restart, a process of the last
         generation may still run, but it must not change what the new processes share.
 
-        C4 An older generation is refused with RefusedError, and nothing changes. A
-           newer one becomes the current one, without members and without values.
+        C4 A message from an older generation is refused with RefusedError and changes
+           nothing. A newer generation becomes the current one, and it begins without
+           members or values.
         In torch.distributed: torchrun's PrefixStore for each round of its rendezvous
         Example: in generation 2, `set` of generation 1 is refused
         """
@@ -109,10 +110,10 @@ class Rendezvous:
 
         set and wait reply with any value but None, such as "".
 
-        C1 set, get, add and compare_set store and reply as listed. Values are texts,
-           and sums are ints.
-        C2 get and wait return None until their keys have values. An empty text is a
-           value.
+        C1 The requests set, get, add and compare_set store and reply as the docstring
+           says. Values are strings, and sums are ints.
+        C2 get and wait return None until their keys have values. An empty string counts
+           as a value.
         In torch.distributed: TCPStore.set, get, wait, add, compare_set
         Example: add n 5, add n -2, get n → 5, 3, "3"
         Check: distlab check 3.17
@@ -144,8 +145,8 @@ class Rendezvous:
         Until you answer, the same message is offered again and again. A process
         that lost the reply also asks again under the same name.
 
-        C3 Once all n names have joined, they get the ranks 0 to n - 1, in any order. A
-           name that asks again gets the same rank, and one more name is refused.
+        C3 Once all n names have joined, they get the ranks 0 to n - 1, in any order. If
+           a name asks again, it gets the same rank, and any further name is refused.
         In torch.distributed: torchrun's rendezvous; join_timeout limits the waiting
         Example: n = 2: a → None, a → None, b → 1, a → 0, c → RefusedError
         """
@@ -195,16 +196,16 @@ class Launcher:
         """Return what to do about an event; `now_s` never decreases.
 
         C1 Each generation starts every rank once, and generations are numbered from 1.
-           When all ranks have ended with 0, the launcher returns Finish(0).
-        C2 When a process ends with a nonzero code, all others are stopped. Each process
-           that is still alive gets SIGTERM once, and SIGKILL if it is still alive at a
-           Tick grace_s later.
-        C3 After a failure, all ranks are restarted in the next generation, including
-           those that had ended with 0, provided that fewer than max_restarts restarts
-           happened within the last window_s.
-        C4 Otherwise the launcher finishes with the exit code of the first failure, or
-           128 + s for signal s. Interrupted stops all processes, and none is started
-           afterwards.
+           When all ranks have exited with 0, the launcher returns Finish(0).
+        C2 When a process exits with a nonzero code, the launcher stops all others. Each
+           process that is still alive gets SIGTERM once, and SIGKILL if it is still
+           alive at a Tick grace_s later.
+        C3 After a failure, the launcher restarts all ranks in the next generation,
+           including ranks that had exited with 0. It does so only if fewer than
+           max_restarts restarts happened within the last window_s.
+        C4 If no restart is allowed, the launcher finishes with the exit code of the
+           first failure, or with 128 + s if the reason was signal s. Interrupted stops
+           all processes, and none is started afterwards.
         In torch.distributed: torchrun looks every 0.1 s whether a process has ended
         Check: distlab check 3.18
         """

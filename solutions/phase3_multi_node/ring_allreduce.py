@@ -35,8 +35,9 @@ from distlab.comm import Comm, Work
 def chunk_bounds(length: int, num_chunks: int) -> list[tuple[int, int]]:
     """Split `length` elements into `num_chunks` chunks; return a (start, end) for each.
 
-    C1 The chunks follow each other from 0 to length, so no element is lost or repeated.
-    C2 No two sizes differ by more than one.
+    C1 The chunks follow one another from 0 to length, so no element is lost or
+       repeated.
+    C2 No two chunks differ in size by more than one element.
     In torch.distributed: torch.tensor_split(tensor, n); not chunk(n), which may return
     fewer than n chunks
     Example: 10 in 4 → (0, 2) (2, 5) (5, 7) (7, 10); any chunks may be the longer ones.
@@ -57,10 +58,11 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
     the same on all ranks. Its n chunks are those of chunk_bounds. Afterwards the other
     chunks may hold anything.
 
-    C1 The chunk with the returned number holds the sum, and each rank returns a
+    C1 The chunk whose number is returned holds the sum, and each rank returns a
        different number.
-    C2 It takes n - 1 steps. In each, a rank sends one chunk to one neighbor, always the
-       same, while it receives one from the other.
+    C2 `reduce_scatter` takes n - 1 steps. In each step, a rank sends one chunk to one
+       neighbor, which is always the same, and at the same time receives a chunk from
+       the other neighbor.
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
     . 22 and returns 1; rank 0 may own chunk 1 instead
@@ -88,11 +90,13 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     Given: any shape, strides and dtype, any number of elements, including none.
 
-    C1 Every rank gets the sum, bit for bit the same, in the tensor that was passed in.
-    C2 With average=True, the result is the mean. Integer dtypes then raise ValueError
-       before any message is sent.
-    C3 It takes 2(n - 1) steps. In each, a rank sends one chunk to one neighbor, always
-       the same, while it receives one from the other.
+    C1 Every rank ends up with the sum in the tensor that was passed in, bit-for-bit the
+       same on all ranks.
+    C2 With average=True, the result is the mean. `all_reduce` then raises ValueError
+       for integer dtypes before it sends any message.
+    C3 `all_reduce` takes 2(n - 1) steps. In each step, a rank sends one chunk to one
+       neighbor, which is always the same, and at the same time receives a chunk from
+       the other neighbor.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3
@@ -164,13 +168,13 @@ def segment_plan(rank: int, world_size: int, num_segments: int) -> list[Op]:
     chunk c are numbered from c · num_segments. There are two receive buffers. The k-th
     isend of a rank meets the k-th irecv of its right neighbor.
 
-    C1 After the plans of all ranks, each segment holds the sum on every rank: the
-       values of each rank were added to it exactly once.
-    C2 Between isend or irecv and its wait, no other operation uses that buffer or
-       segment.
+    C1 After all ranks have run their plans, each segment holds the sum on every rank,
+       and each rank's values have been added to it exactly once.
+    C2 Between an isend or irecv and its wait, no other operation uses the same buffer
+       or segment.
     C3 A rank sends at most 2(n - 1) · num_segments segments.
-    C4 While a rank adds a segment, two messages are moving: it receives the next
-       segment that it will add, if there is one, and sends another.
+    C4 While a rank adds a segment, two messages are in flight. It is sending another
+       segment, and it is receiving the next segment that it will add, if there is one.
     In torch.distributed: nothing; it is inside dist.all_reduce
     Example: rank 0 of 2, one segment in each chunk → irecv 0 in buffer 0, isend 1,
     wait 0 in buffer 0, add 0, isend 0, wait 1, irecv 1, wait 1, wait 0
@@ -211,11 +215,13 @@ def pipelined_all_reduce(
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
-    C1 Every rank gets the sum, bit for bit the same, in the tensor that was passed in.
-    C2 Between isend or irecv and its wait, a tensor is not written, and after irecv it
-       is not read either.
-    C3 A rank sends no more bytes than with all_reduce.
-    C4 While a rank adds, the next segments are in flight to it and from it.
+    C1 Every rank ends up with the sum in the tensor that was passed in, bit-for-bit the
+       same on all ranks.
+    C2 Until its wait() returns, the tensor of an isend is not written, and the tensor
+       of an irecv is neither written nor read.
+    C3 A rank sends no more bytes than it would with all_reduce.
+    C4 While a rank adds a segment, it is already receiving the next one and sending
+       another.
     In torch.distributed: dist.all_reduce
     Cost: a time of about 2(n - 1)/n · β S for large S: the additions overlap with the
     messages. Check: distlab check 3.5

@@ -45,8 +45,8 @@ def plan(sizes: Sequence[int], world_size: int) -> list[list[ShardRange]]:
     Parameters of these sizes lie end to end in one vector, padded at its end to a
     multiple of world_size. Rank r's shard is chunk r of it. Padding has no range.
     ShardRange(2, 5, 8), or the tuple (2, 5, 8): elements 5, 6, 7 of parameter 2.
-    C1 Every element is in one shard.
-    C2 Rank r's shard is chunk r, and no range is empty.
+    C1 Every element is in exactly one shard.
+    C2 Rank r's shard is chunk r, and none of its ranges is empty.
     In torch.distributed: FSDP1's FlatParameter; FSDP2 shards each parameter by rows
     Example: sizes 3, 4 on 2 ranks → [(0, 0, 3), (1, 0, 1)] and [(1, 1, 4)]
     Cost: no message. Check: distlab check 3.12
@@ -74,8 +74,8 @@ def bytes_per_rank(
 
     `per_element`: bytes of weight, gradient and state, here float32 and Adam. What is
     full has `size` elements; what is sharded has ⌈size / world_size⌉, with padding.
-    C3 The bytes of a rank are right at stages 0 to 3: stage 1 shards the state, stage 2
-       the gradients, too, and stage 3 also the weights.
+    C3 `bytes_per_rank` is correct at stages 0 to 3. Stage 1 shards the optimizer state,
+       stage 2 also shards the gradients, and stage 3 also shards the weights.
     Example: 1,000,000,000 elements on 8 ranks → 16, 9, 5.5 and 2 · 10⁹ bytes
     """
     ### BEGIN SOLUTION sharded_optimizer.plan
@@ -93,10 +93,10 @@ class ShardedOptimizer(zero.BucketOptimizer):
     self.buckets. A bucket's parameters are views of one vector, `flat`; `shard` is this
     rank's chunk of it, in the same memory. step() calls scatter_gradients and update.
 
-    3.13 C1 The weights are those of a single process, and each parameter group has its
-            own settings.
+    3.13 C1 The weights end up the same as in a single process, and each parameter group
+            uses its own settings.
          C2 Each rank keeps optimizer state only for its own shards.
-         C3 A step sends no more than plain data parallelism does.
+         C3 A step sends no more than a step of plain data parallelism does.
     In torch.distributed: ZeroRedundancyOptimizer; it assigns full parameters to ranks
     Cost: a reduce_scatter, an all_gather. Check: distlab check 3.13, 3.14, 3.15
     """
@@ -140,9 +140,10 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
         Collective. After reduce_gradients, each bucket.shard has a gradient, which may
         be zero. If an element is infinite, so is the norm, and infinity × 0 is nan.
-        3.14 C1 It returns the norm of the full gradient before clipping, on every rank.
-             C2 A longer gradient is scaled to max_norm, and a shorter one is not
-                changed.
+        3.14 C1 On every rank, `clip` returns the norm that the full gradient had before
+                clipping.
+             C2 If the norm is larger than max_norm, the gradient is scaled down to
+                max_norm. Otherwise, the gradient is not changed.
         """
         ### BEGIN SOLUTION sharded_optimizer.clip
         #| each rank has a part of every gradient: what can be summed over the ranks?
@@ -161,10 +162,10 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
         With start and stop: all entries that the optimizer keeps for the shard, by key.
         Vectors have one element per weight and are cut to the range; scalars are not.
-        3.15 C1 Each rank saves its own elements under the parameter's name, with start
-                and stop.
-             C2 All of the optimizer's state is saved, so any number of ranks can
-                continue, by load_state_dict, from the states of all.
+        3.15 C1 Each rank saves its own elements under the name of the parameter,
+                together with start and stop.
+             C2 The ranks together save all of the optimizer's state, so any number of
+                ranks can load it with load_state_dict and continue.
         """
         ### BEGIN SOLUTION sharded_optimizer.state
         #| self.optimizer.state[bucket.shard] is what torch keeps for a shard, a dict:
@@ -189,9 +190,10 @@ class ShardedGradients:
     backward() calls reduce_bucket once all gradients of a bucket are ready, from the
     last bucket to the first on every rank; if some are unused, when backward() ends.
 
-    C1 The weights are those of a single process, even if several backward() accumulate.
-    C2 Each backward() sends one reduce_scatter of each bucket, and nothing else.
-    C3 After backward(), each rank keeps only its own shards' gradients.
+    C1 The weights end up the same as in a single process, even if gradients accumulate
+       over several backward() calls.
+    C2 Each backward() sends one reduce_scatter per bucket and nothing else.
+    C3 After backward(), each rank keeps only the gradients of its own shards.
     In torch.distributed: nearest is fully_shard(…, reshard_after_forward=False)
     Cost: a reduce_scatter per backward(), an all_gather. Check: distlab check 3.16
     """
@@ -220,15 +222,15 @@ class FullySharded(zero.ShardedLayers):
     `following` next; reshard_layer(number) for after it. Both are collective: every
     rank computes every layer, in the same order.
 
-    3.21 C1 The outputs are those of the unsharded model.
-         C2 Each rank holds its own shards, plus only the layer that is currently
-            computing in full.
-         C3 A forward sends one all_gather of each layer.
-    3.22 C1 The weights are those of a single process.
-         C2 At most one layer is unsharded, or two with prefetch.
-         C3 A step sends two all_gather and one reduce_scatter of each layer.
-         C4 With prefetch, the next layer's weights are in flight while one layer
-            computes.
+    3.21 C1 The outputs are the same as from the unsharded model.
+         C2 Apart from its own shards, each rank holds only the full weights of the
+            layer that is currently computing.
+         C3 A forward pass sends one all_gather per layer.
+    3.22 C1 The weights end up the same as in a single process.
+         C2 At most one layer is unsharded at any time, or at most two with prefetching.
+         C3 A step sends two all_gathers and one reduce_scatter per layer.
+         C4 With prefetching, the next layer's weights are already in flight while a
+            layer computes.
     In torch.distributed: fully_shard(layer) for each layer, then fully_shard(model)
     Cost: two all_gather, a reduce_scatter. Check: distlab check 3.21, 3.22
     """

@@ -93,9 +93,9 @@ def estimate_time(n: int, num_bytes: int, link: Link) -> dict[str, float]:
     then 4, 8 … If n is not a power of two, each rank beyond the largest power of two
     sends its tensor to a partner in one round before, and receives the sum in one
     round after.
-    C1 The time of the naive all-reduce is right.
-    C2 The time of the ring is right.
-    C3 The time of recursive doubling is right, for any n.
+    C1 The time of the naive all-reduce is estimated correctly.
+    C2 The time of the ring is estimated correctly.
+    C3 The time of recursive doubling is estimated correctly for any n.
     In torch.distributed: nothing; NCCL computes such a table when it starts
     Example: n = 8, 1 GB, α = 10 µs, B = 12.5 GB/s → 1.120, 0.140 and 0.240
     Cost: no message. Check: distlab check 3.6
@@ -122,11 +122,13 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     a chunk over a group, in place, with the same bits on every rank of the group. Call
     it for the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the
     chunks, as views.
-    C1 Every rank has the sum, with the same bits.
-    C2 It works with nodes of different sizes, with nodes of one rank, and with a single
-       node.
-    C3 Inter-node, between q nodes, a rank sends at most 2 (q - 1) / q of one chunk.
-    C4 Intra-node, if all nodes have k ranks, a rank sends at most 2 (k - 1) / k of S.
+    C1 Every rank ends up with the sum, bit-for-bit the same on all ranks.
+    C2 The function works with nodes of different sizes, with nodes that have only one
+       rank, and with a single node.
+    C3 In the inter-node stage, which connects q nodes, a rank sends at most 2 (q - 1) /
+       q times the size of one chunk.
+    C4 If all nodes have k ranks, a rank sends at most 2 (k - 1) / k times S in the
+       intra-node stages.
     In torch.distributed: nothing; NCCL detects the nodes itself
     Example: nodes 0 1 and 2 3 have two rails; chunk 0 goes between ranks 0 and 2,
     chunk 1 between ranks 1 and 3
@@ -160,8 +162,8 @@ def choose(cluster: Cluster, num_bytes: int) -> str:
     4, 8 … ranks away. The first three algorithms ignore the nodes. With node_size > 1,
     the size and the number of the nodes are powers of two. Additions take no time.
     C1 With one rank per node, the chosen algorithm takes at most 10 % longer than the
-       fastest.
-    C2 With several ranks per node, the same holds.
+       fastest one.
+    C2 The same holds if there are several ranks per node.
     In torch.distributed: nothing; NCCL_ALGO=Ring,Tree limits what NCCL may choose
     Example: 64 ranks, 10 µs, 12.5 GB/s, node_size = 1: recursive doubling for 64 kB,
     the ring for 64 MB
@@ -246,14 +248,14 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """Sum `tensor` over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
     Given: `tensor` is contiguous, of any shape and dtype.
-    C1 Both functions give every rank the sum, with the same bits, for any n and any
-       number of elements.
-    C2 recursive_doubling takes at most d = ⌊log2 n⌋ rounds of S, plus two more if n is
-       not 2^d.
-    C3 halving_doubling sends at most 2 d messages per rank, plus one more if n is not
-       2^d.
-    C4 In halving_doubling, each rank sends at most 2 (1 - 1 / 2^d) S, plus another S if
-       n is not 2^d.
+    C1 Both functions leave every rank with the sum, bit-for-bit the same on all ranks,
+       for any n and any number of elements.
+    C2 recursive_doubling takes at most d = ⌊log2 n⌋ rounds with messages of S bytes,
+       plus two more rounds if n is not 2^d.
+    C3 With halving_doubling, each rank sends at most 2 d messages, plus one more if n
+       is not 2^d.
+    C4 With halving_doubling, each rank sends at most 2 (1 - 1 / 2^d) S bytes, plus
+       another S bytes if n is not 2^d.
     In torch.distributed: nothing; MPICH's MPI_Allreduce does this for small tensors
     Example: n = 4: 0 and 1, 2 and 3 exchange and add; then 0 and 2, 1 and 3
     Cost: log2 n messages of S. Check: distlab check 3.24

@@ -50,13 +50,14 @@ class Saver:
 
     Collective: every rank makes one, and calls save() and wait() in the same order.
 
-    C1 A model on fewer or more ranks loads weights and optimizer and continues.
-    C2 Each rank gets its own tensor back, and a rank that didn't exist when it was
-       saved keeps what it has.
-    C3 save() copies this rank's shards and returns, and the later messages have their
-       own group.
-    C4 The next save() waits for the previous one and raises its error, if any, exactly
-       once.
+    C1 A model on fewer or more ranks can load the weights and the optimizer state and
+       continue.
+    C2 Each rank gets its own tensor back. A rank that didn't exist when the checkpoint
+       was saved keeps the tensor that it has.
+    C3 save() returns as soon as it has copied this rank's shards, and all later
+       messages go through a group of their own.
+    C4 The next save() waits for the previous one to finish. If the previous one failed,
+       it raises the error exactly once.
     C5 load() loads the highest complete step and returns its number.
     In torch.distributed: dcp.async_save(…, process_group=…)
     Example: save(10, …) returns; step 11 trains; save(20, …) waits until 10 is written

@@ -45,11 +45,13 @@ def top_k_hook(
     Given: torch's default process group, gradients of one dtype. After the first step
     DDP rebuilds its buckets, so a parameter may move to a bucket of another index.
 
-    C1 .grad is the sum of everything the ranks sent, divided by n. It is zero where no
-       rank sent anything.
+    C1 Every `.grad` is the sum of everything the ranks sent, divided by n. It is zero
+       where no rank sent anything.
     C2 Whatever a rank didn't send is added to the same parameter's next gradient.
-       Nothing is carried over for elements that it did send, or that are inf or nan.
-    C3 For each bucket, a rank sends k 4-byte indices and k values, and nothing else.
+       Nothing is carried over for elements that it did send, or for elements that are
+       inf or nan.
+    C3 For each bucket, a rank sends k indices of 4 bytes each and k values, and nothing
+       else.
     C4 No hook or callback waits for a message.
     In torch.distributed: GradBucket, Work.get_future, torch.futures.collect_all
     Example: n = 2; 5, 1 and 4, 2 with k = 1 → 4.5, 0 on both ranks

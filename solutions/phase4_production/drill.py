@@ -63,9 +63,9 @@ def damage(reports: Sequence[Report]) -> Cause | None:
 
     Given: by_step.
 
-    C1 NAN means that a rank has num_nonfinite above 0, and DESYNC that a rank's
-       checksum isn't the one that most ranks have. Of both, the one that came up
-       earlier counts, and NAN if both came in the same step.
+    C1 NAN means that a rank has num_nonfinite above 0, and DESYNC means that a rank's
+       checksum differs from the one that most ranks have. If both occur, the earlier
+       one counts, or NAN if they occur in the same step.
     In torch.distributed: torch.distributed.checkpoint keeps such a step like any other
     Example: step 7: checksums 5 5 9 5, step 8: 6 6 8 6 → DESYNC of rank 2 in step 7
     Check: distlab check 4.12
@@ -91,11 +91,12 @@ def stopped_process(reports: Sequence[Report], events: Sequence[Event]) -> Cause
     The agent looks at the processes now and then, so what it saw first need not have
     happened first. LOST says that another rank is gone, so it is never the cause.
 
-    C2 KILLED means that a signal ended the process, and DATA_WORKER that the process
-       which read its data has ended. The step is the one after the rank's last report.
+    C2 KILLED means that a signal ended the process, and DATA_WORKER means that the
+       process that read its data has ended. In both cases, the step is the one after
+       the rank's last report.
     C3 FROZEN means that a rank has lost a peer although no process was stopped. The
        frozen rank is the one that the others wait for, in a step that it has not
-       entered, and the step is that after its last report.
+       entered. The step is the one after its last report.
     In torch.distributed: Flight Recorder has the newest collective of each rank
     Example: rank 0 LOST, rank 2 ENDED "SIGKILL", rank 0 ENDED "exit code 1" → rank 2
     Check: distlab check 4.12
@@ -122,8 +123,8 @@ def straggler(reports: Sequence[Report]) -> Cause | None:
     A rank is late in a step if its own_s is more than LATE times the median of the
     other ranks' own_s.
 
-    C4 SLOW is the rank that is late in each of the last PATIENCE steps. The step is the
-       first one since which it has been late without a break.
+    C4 SLOW means that a rank is late in each of the last PATIENCE steps. The step is
+       the first one since which it has been late without a break.
     Example: late in steps 3 and 9 to 14 of 14 → step 9; late in 11 to 14 → none
     Check: distlab check 4.12
     """
@@ -153,7 +154,7 @@ def steps_lost(reports: Sequence[Report], events: Sequence[Event], cause: Cause)
 
     C5 A restart loses the steps since the newest checkpoint that can be loaded
        completely and whose weights are right on all ranks. If no restart is needed, no
-       step is lost.
+       steps are lost.
     In torch.distributed: nothing; torchrun restarts the script, which must know
     Example: SAVED 5 10 15, REFUSED 15, all ranks completed 17 → 17 - 10 = 7 steps
     Check: distlab check 4.12

@@ -49,11 +49,12 @@ def resplit(
     has completed. That plan is what `resplit` returned then.
 
     C1 Each step takes the next global_batch_size of the remaining samples, in shuffle
-       order. Only the last step may have fewer, but at least one.
+       order. The last step may have fewer, but it has at least one.
     C2 The remaining samples are those that no rank has completed at any earlier world
        size. Ranks may have completed different numbers of steps.
-    C3 Within a step, shard sizes differ by at most one. A shard may be empty, so every
-       rank takes part in every step, and no sample is repeated to even them out.
+    C3 Within a step, shard sizes differ by at most one. A shard may be empty, because
+       every rank takes part in every step and no sample is repeated to even out the
+       shards.
     In torch.distributed: nothing; DistributedSampler cannot start mid-epoch
     Example: order 7 2 9 4 1, global batches of 2, history [[1, 1]]: 2 ranks had one
     step. On 1 rank → [[[9, 4], [1]]]
@@ -87,31 +88,32 @@ class Membership:
     In a round, members join until a Form ends it and a generation trains. The first
     round begins at once, and before it there are no members.
 
-    C1 A round begins with the Join of a member of this generation, with that of a new
-       member if fewer than max_members train, and with the loss of a member of this
-       generation. A Join that is refused or a copy doesn't begin one.
+    C1 A round begins when a member of this generation joins or is lost, and when a new
+       member joins while fewer than max_members are training. A Join that is refused or
+       is only a copy doesn't begin a round.
     C2 Members of the last generation get the first ranks, followed by new members in
-       the order of their Joins. Every one beyond max_members gets a Refuse.
-       grad_accum_steps is the number of microbatches, of at most microbatch_size
-       samples each, that the largest shard of the global batch needs. It is the same
-       for every rank.
-    C3 The source is the member with the newest step among those members of the last
-       generation that have joined. In the first round, any member can be the source.
-    C4 Three kinds of Join are refused and change nothing: from a member that has ended,
-       from a member of an older generation (its state is behind), and from a new member
-       while max_members are already training. During a round, every new member is
-       noted, no matter how many have joined. If a member of this generation sends a
+       the order of their Joins. Every member beyond max_members gets a Refuse.
+       grad_accum_steps is the same for every rank. It is the number of microbatches, of
+       at most microbatch_size samples each, that the largest shard of the global batch
+       needs.
+    C3 Among the members of the last generation that have joined, the one with the
+       newest step is the source. In the first round, any member can be the source.
+    C4 A Join is refused and changes nothing if it comes from a member that has ended,
+       from a member of an older generation (whose state is behind), or from a new
+       member while max_members are already training. During a round, every new member
+       is noted, no matter how many have joined. If a member of this generation sends a
        copy of an older message, it gets no answer.
-    C5 A Form is possible with min_members and a majority. It comes at once when
-       max_members have joined and no member is unheard, and otherwise at the first
-       event at or after grace_s from when it became possible. After timeout_s in which
-       it was impossible, the answer is Stop. There is a WakeAt for each of these times.
-       An event that changes what is possible starts a new wait, even one that comes at
-       or after the deadline.
-    C6 A majority exists on at most one side: the one where more members have joined
-       than can join on the other or, with as many, the one where the lowest rank has. A
-       member that has ended can join on neither. If all have ended, the state is lost
-       and there is no majority. In the first round there always is one.
+    C5 A Form is possible when min_members have joined and there is a majority. It comes
+       at once if max_members have joined and no member is unheard. Otherwise, it comes
+       at the first event that is at least grace_s later than the time at which it
+       became possible. If a Form stays impossible for timeout_s, the answer is Stop.
+       There is a WakeAt for each of these times. An event that changes whether a Form
+       is possible starts a new wait, even if it comes at or after the deadline.
+    C6 When the network is divided, at most one side has a majority. That is the side on
+       which more members have joined than could join on the other side. If the numbers
+       are equal, it is the side on which the lowest rank has joined. A member that has
+       ended can't join on either side, so if all have ended, the state is lost and
+       there is no majority. In the first round, there is always a majority.
     In torch.distributed: the rendezvous of torchrun --nnodes=MIN:MAX
     Check: distlab check 4.9
     """

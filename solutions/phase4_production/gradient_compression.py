@@ -46,8 +46,8 @@ def largest(values: Tensor, ratio: float) -> Tensor:
     Given: `values` has one dimension and at least one element; 0 < ratio <= 1. A nan
     counts as larger than any number, as torch sorts it.
 
-    C1 k is int(ratio * elements), but at least 1. Elements are chosen by magnitude,
-       ignoring the sign. Ties may be broken in any way.
+    C1 k is int(ratio * elements), but at least 1. The elements are chosen by magnitude,
+       ignoring the sign, and ties may be broken in any way.
     Example: [1, -5, 2, 3, 0], ratio 0.4 → 1 and 3
     Check: distlab check 4.10
     """
@@ -77,12 +77,13 @@ class TopK:
         in the same order. Two buckets may be in flight at the same time.
 
         C2 After wait(), bucket.flat contains the sum of everything the ranks sent. If
-           two ranks sent an element, their values are added. If no rank sent it, it is
-           zero.
-        C3 Whatever a rank didn't send is added to its gradient in the next step. For an
-           element that it did send, nothing is carried over, even if the value was inf.
-        C4 Each rank sends k 4-byte indices and k values, and nothing else.
-        C5 The call returns at once, because the rank waits only in wait().
+           several ranks sent the same element, their values are added. If no rank sent
+           it, it is zero.
+        C3 Whatever a rank didn't send is added to its gradient in the next step.
+           Nothing is carried over for an element that it did send, even if the value
+           was inf.
+        C4 Each rank sends k indices of 4 bytes each and k values, and nothing else.
+        C5 The call returns immediately, because the rank waits only in wait().
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
         """
         ### BEGIN SOLUTION gradient_compression.top_k
@@ -123,17 +124,17 @@ class Int8:
         around without an error, so more than 127 ranks are refused.
 
         A scale is what the number 1 stands for, and all ranks must have the same one.
-        C1 Each element is within n scales of the ranks' sum, with the smallest scale
-           that C2 allows for what the ranks mean to send. A bucket of zeros stays
-           zeros. With an inf or nan on any rank, the bucket has one on every rank, and
-           the next bucket is right again.
-        C2 No int8 overflows, neither a rank's number nor the sum, whatever the ranks
-           have and in any dtype. Beware that in 16 bits a quotient may round to more
-           than its bound.
-        C3 The rounding error is added to the gradient in the next step.
-        C4 Each element takes one byte in an all_reduce, and each bucket needs one more
-           number for the scale.
-        C5 The call returns at once, because the rank waits only in wait().
+        C1 Each element differs from the exact sum by at most n scales, where the scale
+           is the smallest one that C2 allows for the values that the ranks want to
+           send. A bucket of zeros stays zero. If any rank has an inf or nan, the bucket
+           contains one on every rank, and the next bucket is correct again.
+        C2 No int8 overflows, neither in a rank's own numbers nor in the sum, whatever
+           values the ranks have and in any dtype. Beware that in 16 bits, rounding may
+           push a quotient beyond its bound.
+        C3 Each rank adds its rounding error to its gradient in the next step.
+        C4 Each element is sent as a single byte in an all_reduce, and each bucket needs
+           one more number for the scale.
+        C5 The call returns immediately, because the rank waits only in wait().
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
@@ -187,13 +188,14 @@ class PowerSGD:
         matrices, none or several, and one tensor with all other elements; join is the
         reverse.
 
-        C1 If the sum of all M has matrix rank R or less, bucket.flat is that sum.
-        C2 Parameters of fewer than two dimensions are summed exactly.
-        C3 The residual is M - P Qᵀ / n, and zero for what was summed exactly. Q is kept
-           for the next step.
-        C4 A rank sends P, Q and the other elements, and nothing else, in two
+        C1 If the sum of all M has a matrix rank of R or less, bucket.flat equals that
+           sum.
+        C2 Parameters with fewer than two dimensions are summed exactly.
+        C3 The residual is M - P Qᵀ / n, or zero for parameters that were summed
+           exactly. Q is kept for the next step.
+        C4 A rank sends only P, Q and the other elements, and does so in two
            all_reduces.
-        C5 The call returns at once, because the rank waits only in wait().
+        C5 The call returns immediately, because the rank waits only in wait().
         Cost: 2(n-1)/n · R·(rows + columns) values for a matrix.
         Check: distlab check 4.15
         """

@@ -56,15 +56,16 @@ def train_step(job: Job, inputs: Tensor, targets: Tensor) -> float:
     samples. job.engine averages over the ranks: it adds their gradients and divides
     by n.
 
-    C1 The weights end up the same as in one process that trains on the global batch,
-       whatever .grad an earlier step left behind. The loss is a float, the same on
-       every rank and exact in the model's dtype.
-    C2 The batch goes through the engine in K microbatches, whose sizes differ by at
-       most one, in job.autocast(). Each gradient is sent once, so all forwards but one,
-       with their backward(), are under no_sync().
-    C3 Clipping applies to the unscaled gradient of the global batch, whose norm is at
-       most job.clip_norm afterwards.
-    C4 If the scaler skips the step, neither the learning rate nor the average moves.
+    C1 The weights end up the same as if one process had trained on the global batch,
+       regardless of any `.grad` that an earlier step left behind. The loss is a float
+       that is the same on every rank and exact in the model's dtype.
+    C2 The batch goes through the engine under job.autocast(), in K microbatches whose
+       sizes differ by at most one. Each gradient is sent only once, so every microbatch
+       but one runs its forward and its backward() under no_sync().
+    C3 The unscaled gradient of the global batch is clipped, and its norm is at most
+       job.clip_norm afterwards.
+    C4 If the scaler skips the step, neither the learning rate nor the averaged weights
+       change.
     In torch.distributed: the body of torchvision's train_one_epoch
     Cost: two all_reduces of one element. Check: distlab check 4.11
     """
@@ -111,9 +112,9 @@ def fit(
 
     C5 Training continues at the loader's position. Before its first batch, each epoch
        calls set_epoch to get its own order and switches the model to training mode.
-       Each batch goes through job.prepare.
-    C6 After each epoch, the averaged weights are evaluated. The model then gets its own
-       weights back, before on_epoch is called.
+       Every batch goes through job.prepare.
+    C6 After each epoch, the averaged weights are evaluated. The model gets its own
+       weights back before on_epoch is called.
     In torch.distributed: the loop over epochs of torchvision's train.py
     Example: restored in epoch 2 of 4 → epochs 2 and 3. Check: distlab check 4.11
     """
@@ -135,9 +136,9 @@ def fit(
 def run_of(job: Job) -> Run:
     """Return what a checkpoint saves and restores, for full_state and restore of 4.5.
 
-    C7 All later steps of a restored job are bit for bit the same. Besides the model,
-       the optimizer and the hook, `parts` contains everything else that must be saved,
-       under the names used in Job.
+    C7 After a job has been restored, all its later steps are bit-for-bit the same.
+       Besides the model, the optimizer and the hook, `parts` contains everything else
+       that must be saved, under the names used in Job.
     In torch.distributed: the dict that torchvision's train.py saves, and random numbers
     Check: distlab check 4.11
     """

@@ -49,7 +49,7 @@ def now_s() -> float:
 
     C1 The clock never goes backward, even when the machine's time of day is corrected,
        and it keeps running while this process waits. If a step measures a part several
-       times, its seconds add up.
+       times, the seconds add up.
     Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
@@ -95,10 +95,10 @@ def step_report(records: Sequence[Record]) -> StepReport:
     Given: at least one record; they come in any order, and ranks may be missing. Each
     rank's three parts take more than 0 s together. A rank may have no samples.
 
-    C2 For each rank, `shares` gives each part's fraction of that rank's step time.
-    C3 `loss` is the mean over the samples of all ranks. It is nan only if a rank with
-       samples reports nan, or if no rank has samples. `samples_per_s` divides the
-       number of samples on all ranks by the slowest rank's step time.
+    C2 For each rank, `shares` says what fraction of its step time went to each part.
+    C3 `loss` is the mean over the samples of all ranks. It is nan only if a rank that
+       has samples reports nan, or if no rank has samples. `samples_per_s` is the number
+       of samples on all ranks, divided by the slowest rank's step time.
     In torch.distributed: nothing; torchmetrics has such means. Check: distlab check 4.1
     Example: losses 2, 5 and nan of 3, 1 and 0 samples → loss 2.75
     """
@@ -121,8 +121,9 @@ def gather_records(comm: Comm, record: Record) -> list[Record]:
 
     Given: pack, unpack. `record.rank` need not be comm.rank.
 
-    C4 Every rank gets an exact copy of every record, in a single collective call. Its
-       result is read in one go, because on a GPU each .item() waits for the device.
+    C4 Every rank gets an exact copy of every record, in a single collective call. The
+       result is read in one go, because on a GPU each .item() would wait for the
+       device.
     In torch.distributed: dist.all_gather_into_tensor(output, input)
     Cost: one all_gather of 8 float64. Check: distlab check 4.1
     """
@@ -173,7 +174,8 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
     """Find the ranks whose weights differ from the others', in ascending order.
 
     C2 A rank is desynchronized if its checksum differs from the one that more than half
-       of the ranks share. If there is no such checksum, all ranks are.
+       of the ranks share. If no checksum is shared by more than half, all ranks are
+       desynchronized.
     Example: checksums 7, 5, 7 → [1]; checksums 7, 5 → [0, 1]
     Check: distlab check 4.2
     """
@@ -190,9 +192,9 @@ def desynchronized(records: Sequence[Record]) -> list[int]:
 def nan_origin(steps: Sequence[Sequence[Record]]) -> list[int]:
     """Find the ranks whose own gradients first had an inf or nan, in ascending order.
 
-    C3 nan_origin returns the ranks that had an inf or nan before any other rank could
-       have passed it on, because the sum spreads it to everyone's weights. If no rank
-       ever had one, the list is empty.
+    C3 `nan_origin` returns the ranks that had an inf or nan before any other rank could
+       have passed it on to them, because the sum spreads it to everyone's weights. If
+       no rank ever had one, the list is empty.
     Example: step 1: 0 0 0, step 2: 0 4 0, step 3: 9 9 9 → [1]
     Check: distlab check 4.2
     """
@@ -224,8 +226,9 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 
     Return count_nonfinite of this rank's own gradients.
 
-    C4 All such elements in this rank's own gradients are counted, for any shape and
-       strides. The time until the collectives have finished counts as "communication".
+    C4 In this rank's own gradients, every inf, -inf and nan is counted, whatever shape
+       and strides the tensors have. The time until the collectives have finished counts
+       as "communication".
     Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects
@@ -248,8 +251,8 @@ def merge(spans: Iterable[Span]) -> list[Span]:
     Given, here and below: (start, end) in µs, start <= end, in any order, maybe nested;
     there may be none.
 
-    C1 The result covers exactly the moments that the given spans cover, and covers each
-       of them once.
+    C1 The result covers exactly the same moments as the given spans, and covers each
+       moment only once.
     Example: (0, 4) (6, 9) (3, 5) (7, 8) → (0, 5) (6, 9). Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile
@@ -267,7 +270,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
     """Return the µs in which the rank communicates but doesn't compute. Given: merge.
 
-    C2 Where several spans overlap, the time is counted once.
+    C2 Where several spans overlap, the time is counted only once.
     Check: distlab check 4.19
     In torch.distributed: nothing; Holistic Trace Analysis has get_comm_comp_overlap
     Example: communication (2, 6) (4, 9), compute (0, 3) (5, 7) → 2 + 2 = 4
@@ -283,11 +286,11 @@ def exposed_us(communication: Iterable[Span], compute: Iterable[Span]) -> float:
 def explain_exposed(communication: Sequence[Span], compute: Sequence[Span]) -> str:
     """Say why a backward()'s communication is exposed. Both lists take more than 0 µs.
 
-    C3 It returns the first that holds, with all times merged: "hidden" if at most 20 %
-       of the communication is exposed; "partial" if at least 20 % of the shorter of
-       both kinds runs while the other does; "late" if at most 20 % of the compute was
-       still to come when the rank first communicated; and otherwise "blocking", because
-       compute then stopped to wait.
+    C3 The answer is the first of the following that applies, with all times merged:
+       "hidden" if at most 20 % of the communication is exposed; "partial" if at least
+       20 % of communication or compute, whichever is shorter, overlaps with the other;
+       "late" if at most 20 % of the compute was still to come when the rank first
+       communicated; and otherwise "blocking", because compute then stopped to wait.
     Check: distlab check 4.19
     """
     ### BEGIN SOLUTION monitoring.profile

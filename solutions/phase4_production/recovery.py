@@ -57,8 +57,9 @@ def usual_step_s(reports: Sequence[Report]) -> float:
     Two neighbors in `steps` give the duration of one step, even if a report
     lacks steps between them. All ranks' durations count together.
 
-    C1 It returns the median duration plus the usual jitter, which is the median
-       distance from that median. With fewer than LEAST durations, it returns inf.
+    C1 `usual_step_s` returns the median duration plus the usual jitter, which is the
+       median distance of the durations from that median. With fewer than LEAST
+       durations, it returns inf.
     Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
     Check: distlab check 4.6
     """
@@ -85,13 +86,15 @@ def detect(
     limit is patience * usual_step_s(reports). A heartbeat comes from another thread, so
     it continues while the trainer hangs.
 
-    C2 A rank is dead if its process has ended. A dead rank appears in no other list.
-    C3 A rank is frozen if it has been idle for longer than the limit without a reason.
-       WAIT (for a rank) and SAVE are reasons as long as the heartbeat is not older than
-       the limit. COMPUTE is none.
-    C4 A rank is slow if it is late by itself: idle for longer than SLOW * usual_step_s,
-       and not frozen. A first step may take any amount of time, so a rank that hasn't
-       completed one is neither slow nor frozen.
+    C2 A rank is dead if its process has ended, and a dead rank appears in no other
+       list.
+    C3 A rank is frozen if it has been idle for longer than the limit without an excuse.
+       A rank in WAIT (for another rank) or SAVE is excused as long as its heartbeat is
+       not older than the limit, while a rank in COMPUTE has no excuse.
+    C4 A rank is slow if it is late without waiting for another rank, which means that
+       it has been idle for longer than SLOW * usual_step_s but is not frozen. Because a
+       first step may take any amount of time, a rank that hasn't completed one is
+       neither slow nor frozen.
     In torch.distributed: torchrun sees ends, a process group's timeout all the rest
     Example: usual 1 s; ranks 0 and 2 WAIT since 5 s, rank 1 COMPUTE since 4 s: at
     11 s → slow [1], at 15 s → frozen [1]. Check: distlab check 4.6
@@ -124,20 +127,20 @@ class Supervisor:
     Events and actions: distlab/given/recovering.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
 
-    C1 world_size + num_standbys processes start at Begin, and any n that are ready form
-       generation 1. When all members are done, it stops with 0. As long as some are
-       done and none has failed, no process is started.
-    C2 After a failure, members that are alive keep their processes and ranks, and
-       processes that are ready take the other ranks, in the next generation.
-    C3 A frozen process gets SIGKILL, and its Ended follows. Events that are late or
-       come twice change nothing.
+    C1 At Begin, world_size + num_standbys processes start, and any n of them that are
+       ready form generation 1. When all members are done, the supervisor stops with 0.
+       As long as some members are done and none has failed, it starts no process.
+    C2 After a failure, members that are still alive keep their processes and ranks in
+       the next generation, and processes that are ready take the remaining ranks.
+    C3 A frozen process gets SIGKILL, and its Ended event follows. Events that come late
+       or twice change nothing.
     C4 Starting a process in place of another counts as a restart, and at most
-       max_restarts are allowed within window_s. If that would leave fewer than n
-       processes alive, none is started and the run stops with exit_code, or with 1 if
-       that is 0.
-    C5 The max_failures-th failure without a new step between them stops the run with
+       max_restarts are allowed within window_s. If this limit would leave fewer than n
+       processes alive, none is started, and the run stops with exit_code, or with 1 if
+       exit_code is 0.
+    C5 The max_failures-th failure without a new step in between stops the run with
        exit_code, and Interrupted stops it with 128 + signal. Each process that is alive
-       gets SIGTERM, and SIGKILL grace_s later.
+       then gets SIGTERM, and SIGKILL grace_s later.
     Check: distlab check 4.7
     """
 
