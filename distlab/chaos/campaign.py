@@ -1,4 +1,4 @@
-"""Many cells, one after another: which are played, and why others are not."""
+"""Run many cells, one after another, and say why some of them aren't run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distlab.curriculum import find_root
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """What is to be played, and what is not: reasons by cell."""
+    """The cells to run, and the reasons why others are left out, with their cells."""
 
     played: tuple[Cell, ...]
     senseless: dict[str, list[Cell]] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Campaign:
 
 
 def campaign_of(cells: Sequence[Cell]) -> Campaign:
-    """Sort the cells by whether they can be played here."""
+    """Sort the cells into those that can run on this machine and those that can't."""
     played: list[Cell] = []
     senseless: dict[str, list[Cell]] = {}
     missing: dict[str, list[Cell]] = {}
@@ -42,17 +42,17 @@ def campaign_of(cells: Sequence[Cell]) -> Campaign:
 
 
 class Player:
-    """Plays cells; an unbroken run is played once for each setting."""
+    """Runs cells; it makes only one unbroken run for each setting."""
 
     def __init__(self, setting: Setting, script: Path | None = None) -> None:
         self._setting, self._script = setting, script
         self._unbroken: dict[Setting, Run] = {}
 
     def play(self, cell: Cell) -> CellResult:
-        """Play a cell.
+        """Run a cell and judge it.
 
         Raises:
-            RuntimeError: not even a run without a fault comes to its end here.
+            RuntimeError: on this machine, not even a run without a fault succeeds.
         """
         setting = self._setting.for_cell(cell)
         unbroken = self.unbroken(setting)
@@ -60,10 +60,10 @@ class Player:
         return judge(cell, setting, run, unbroken)
 
     def unbroken(self, setting: Setting) -> Run:
-        """A run without a fault; neither nodes nor data workers change its end.
+        """Return a run without a fault, the same for all nodes and data workers.
 
         Raises:
-            RuntimeError: see `play`.
+            RuntimeError: the run didn't succeed.
         """
         plain = replace(setting, num_workers=0, num_nodes=1)
         if plain not in self._unbroken:
@@ -83,7 +83,7 @@ class Player:
 
 
 def _real_folder() -> Path:
-    """A folder on a disk; /tmp may be memory."""
+    """Return a folder on a disk, since /tmp may be in memory."""
     folder = Path(tempfile.gettempdir())
     with suppress(Exception):  # outside of a checkout
         folder = find_root() / ".distlab"

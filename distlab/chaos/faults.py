@@ -1,7 +1,8 @@
-"""In a rank: the fault of the plan happens, once in the whole run.
+"""Make the planned fault happen in a rank, once in the whole run.
 
-The training says where it is, by `at(moment, step)`. In the plan's rank, step and
-moment the fault happens; `fired.json` says when and what, and that it is over.
+The training reports its position with `at(moment, step)`. When it reaches the moment
+and the step of the plan in the plan's rank, the fault happens. A file, `fired.json`,
+records when it happened and what it was, so that it doesn't happen again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PlannedError(RuntimeError):
 
 
 class Faults:
-    """What the plan has for this rank; without a plan, nothing ever happens."""
+    """The part of the plan that concerns this rank; without a plan, nothing happens."""
 
     def __init__(
         self, plan: FaultPlan | None, rank: Callable[[], int], checkpoints: Path
@@ -50,7 +51,7 @@ class Faults:
         self._last = time.monotonic()
 
     def at(self, moment: str, step: int) -> None:
-        """The training is here; the fault happens if the plan says so."""
+        """Note where the training is, and cause the fault if the plan says so."""
         if moment == "forward":
             now = time.monotonic()
             self._durations.append(now - self._last)
@@ -68,13 +69,14 @@ class Faults:
             tensor.detach().view(-1)[place] = float("nan")
 
     def disk(self, disk: Disk) -> Disk:
-        """The disk of this rank's checkpoints: faults of a save happen in it."""
+        """Wrap the disk of this rank's checkpoints, for the faults of a save."""
         return disk if self._is_over else _Disk(disk, self)
 
     def saving(self, step: int, num_writes: int) -> None:
-        """The disk is asked for something, for the `num_writes`-th time in this save.
+        """Note the `num_writes`-th operation on the disk in this save.
 
-        A save of rank 0 has eight such operations, of another rank four.
+        A save consists of eight such operations on rank 0, and of four on the other
+        ranks.
         """
         if self._plan is None:
             return
@@ -83,7 +85,7 @@ class Faults:
             self.at("save", step)
 
     def save_ended(self) -> None:
-        """A save has ended, well or not: a full disk gets room again some time."""
+        """Note that a save has ended; after some saves, a full disk has room again."""
         if self._num_full:
             self._num_full -= 1
             if not self._num_full:
@@ -104,7 +106,7 @@ class Faults:
         _HAPPEN[self._plan.fault](self, step)
 
     def _note(self, step: int, what: str, **more: object) -> None:
-        """Write down that it happens now; another process would not do it again."""
+        """Record that the fault happens now, so that no process causes it again."""
         assert self._plan is not None
         self._is_over = True
         path = Path(self._plan.folder) / FIRED
@@ -129,7 +131,7 @@ class Faults:
         os.kill(int(launcher.read_text()), number)
 
     def _damage(self, step: int, change: Callable[[bytes], bytes]) -> None:
-        """Damage a file of the newest checkpoint on the disk, and die."""
+        """Damage a file of the newest checkpoint on the disk, then die."""
         assert self._plan is not None
         names = [path.name for path in self._checkpoints.iterdir()]
         newest = given.manifest_steps(names)[-1]
@@ -174,7 +176,7 @@ class Faults:
         os.kill(worker.pid, signal.SIGKILL)
 
     def _cut(self, step: int) -> None:
-        """Ask whoever holds the link to cut it, and wait until that is done."""
+        """Ask the holder of the link to cut it, and wait until that is done."""
         assert self._plan is not None
         self._note(step, "the link between the nodes is cut")
         until = time.monotonic() + _PATIENCE_S
@@ -207,7 +209,7 @@ _HAPPEN: dict[str, Callable[[Faults, int], None]] = {
 
 
 class _Disk(ObservedDisk):
-    """Counts what a save asks for; the names say which step is saved."""
+    """Counts the operations of a save, whose file names tell which step is saved."""
 
     def __init__(self, disk: Disk, faults: Faults) -> None:
         super().__init__(disk)

@@ -1,10 +1,10 @@
-"""A real training of four ranks in which one thing goes wrong, as reports and events.
+"""Train on four ranks, let one thing go wrong, and return reports and events.
 
-Each rank is a process with a data worker of its own (`distlab.data`), gloo, the
-course's convolutional network, and a shard of a checkpoint every fifth step. The fault
-happens for real: SIGKILL, SIGSTOP, a shard that is cut, a nan in a gradient.
+Each rank is a process that has its own data worker (`distlab.data`), uses gloo, trains
+the course's convolutional network and saves a shard of a checkpoint every fifth step.
+The fault is real: SIGKILL, SIGSTOP, a shard that is cut short, or a nan in a gradient.
 
-    played(fault, data) ─▶ reports, events     what 4.12's `incident` is given
+    played(fault, data) ─▶ reports, events     the arguments of 4.12's `incident`
     draw(seed) ─▶ fault                        for `distlab drill`
 """
 
@@ -43,7 +43,7 @@ PAUSE = "pause"  # one long step: nothing is wrong
 
 
 class InjectedFault(NamedTuple):
-    """What is injected: on which rank, in which step; and a shard that is torn."""
+    """The fault to inject, its rank and step, and possibly a shard that is torn."""
 
     what: str
     rank: int = -1
@@ -52,14 +52,14 @@ class InjectedFault(NamedTuple):
 
     @property
     def cause(self) -> given.Cause:
-        """What is right to say of the run: a pause is nothing."""
+        """Return the correct diagnosis of the run; a pause counts as nothing."""
         if self.what in (given.NOTHING, PAUSE):
             return given.Cause(given.NOTHING)
         return given.Cause(self.what, self.rank, self.step)
 
 
 def draw(seed: int) -> InjectedFault:
-    """A fault of any kind, on any rank; some kills have a torn checkpoint, too."""
+    """Draw a fault of any kind on any rank; some kills also have a torn checkpoint."""
     chance = random.Random(seed)
     what = chance.choice([*given.ACTIONS, PAUSE])
     rank, step = chance.randrange(RANKS), chance.randrange(6, 15)
@@ -75,29 +75,29 @@ def draw(seed: int) -> InjectedFault:
 
 
 def last_step(fault: InjectedFault) -> int:
-    """Where the ranks stop; two steps after a checkpoint that will be torn."""
+    """Return the last step of the ranks, two after a checkpoint that will be torn."""
     return fault.step + 2 if fault.what == given.TORN else STEPS
 
 
 class Log:
-    """A rank's lines, each written at once: they must survive a SIGKILL."""
+    """A rank's lines, each written at once so that it survives a SIGKILL."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = open(folder / f"rank_{rank}.jsonl", "a", buffering=1)  # noqa: SIM115
         self.rank = rank
 
     def report(self, *values: float) -> None:
-        """A completed step."""
+        """Report a completed step."""
         self.file.write(json.dumps(["report", time.monotonic(), *values]) + "\n")
 
     def event(self, kind: str, step: int, text: str = "") -> None:
-        """Anything else."""
+        """Report anything else."""
         row = ["event", time.monotonic(), kind, self.rank, step, text]
         self.file.write(json.dumps(row) + "\n")
 
 
 def train(rank: int, fault: InjectedFault, folder: Path, data: Path) -> None:
-    """One rank's process: its exit code is 1 if anything was raised."""
+    """Run one rank; its exit code is 1 if anything was raised."""
     die_with_parent()
     log, step = Log(folder, rank), [0]
     torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def _inject(fault: InjectedFault, rank: int, step: int, model: torch.nn.Module) 
 
 
 def _save(model: torch.nn.Module, folder: Path, rank: int, step: int) -> None:
-    """This rank's shard and its checksum, after every fifth step."""
+    """Save this rank's shard and its checksum after every fifth step."""
     if step % SAVE_EVERY:
         return
     values = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -194,7 +194,7 @@ def _save(model: torch.nn.Module, folder: Path, rank: int, step: int) -> None:
 
 
 def watch(fault: InjectedFault, folder: Path, data: Path) -> list[Any]:
-    """Start the ranks and see them end; the agent's events."""
+    """Start the ranks, wait for them to end, and return the agent's events."""
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=train, args=(r, fault, folder, data))
@@ -224,7 +224,7 @@ def watch(fault: InjectedFault, folder: Path, data: Path) -> list[Any]:
 
 
 def _checkpoints(fault: InjectedFault, folder: Path) -> list[Any]:
-    """When each was complete; then every shard is read, as a restart would."""
+    """Return when each checkpoint was complete, then read all shards like a restart."""
     events: list[Any] = []
     # st_mtime is of the time of day; reports are on the clock that goes forward only.
     shift_s = time.time() - time.monotonic()
@@ -248,10 +248,10 @@ def _checkpoints(fault: InjectedFault, folder: Path) -> list[Any]:
 
 
 def played(fault: InjectedFault, data: Path) -> tuple[list[Any], list[Any]]:
-    """Rows of reports and events, from time 0; `data` is an image folder.
+    """Return the rows of reports and events from time 0; `data` is an image folder.
 
     Raises:
-        TimeoutError: the ranks have failed before the fault, several times.
+        TimeoutError: the ranks failed before the fault, several times.
     """
     for _ in range(TRIES):
         reports, events = _recorded(fault, data)
@@ -286,14 +286,14 @@ def _recorded(fault: InjectedFault, data: Path) -> tuple[list[Any], list[Any]]:
 
 
 def _came_so_far(fault: InjectedFault, reports: list[Any]) -> bool:
-    """Whether all ranks completed every step that the fault lets them complete."""
+    """Return True if all ranks completed every step that the fault allows."""
     is_over = fault.what in (given.KILLED, given.FROZEN, given.DATA_WORKER)
     last = fault.step - 1 if is_over else last_step(fault)
     return bool(sum(row[1] <= last for row in reports) == RANKS * last)
 
 
 def _plain(error: str) -> str:
-    """The first line of an error, without addresses, numbers of processes, paths."""
+    """Return an error's first line without addresses, process numbers and paths."""
     line = error.splitlines()[0]
     line = re.sub(r"\[[^]]*\.(cc|cpp|h):\d+\]\s*", "", line)
     line = re.sub(r"\[[\d.:a-f]+\]:\d+|pid \d+", "…", line)

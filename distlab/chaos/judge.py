@@ -1,13 +1,14 @@
-"""From the record of a run to the result of its cell; nothing is run here.
+"""Judge the record of a run: compute the result of its cell without running anything.
 
-    recovered           the job restarted, and ended as an unbroken run
-    went on             it ended as an unbroken run, and nothing had to restart
-    refused             it stopped, in one line, where there was nothing to go on with
+    recovered           the job restarted, and ended like an unbroken run
+    went on             it ended like an unbroken run, and nothing had to restart
+    refused             it stopped with a one-line message, because it couldn't continue
     anything else       a defect: hung, wrong weights, wrong samples, lost checkpoint …
 
-"As an unbroken run": every rank has the same weights, bit for bit, and the steps that
-led to them had the same samples, each of an epoch once. Where the number of ranks
-changes, sums are made in another order, and the weights are close instead (CLOSE).
+A run ends "like an unbroken run" if every rank has the same weights, bit for bit, and
+the steps that led to them used the same samples, each of them once per epoch. If the
+number of ranks changes, sums are added in a different order, so we only require the
+weights to be close (CLOSE).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """What became of a cell."""
+    """The result of a cell."""
 
     cell: Cell
     status: str
@@ -49,17 +50,17 @@ class CellResult:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is as it must be."""
+        """True if the result is the one that we require."""
         return self.status in GOOD
 
     @property
     def recovery_s(self) -> float:
-        """From the fault to the next step of all ranks; 0 where nothing restarted."""
+        """Seconds from the fault to all ranks' next step; 0 without a restart."""
         return sum(self.segments.values())
 
 
 def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> CellResult:
-    """The result of a cell; `unbroken` is a run without a fault."""
+    """Return the result of a cell; `unbroken` is a run without a fault."""
     status, why = _status(cell, setting, run, unbroken)
     fired = run.fired or {}
     what = ""
@@ -122,12 +123,12 @@ def _of_failure(cell: Cell, run: Run) -> tuple[str, str]:
 
 
 def generations(lines: Iterable[Line]) -> list[tuple[int, int]]:
-    """The starts of the job: (launch, generation), in order."""
+    """Return the starts of the job in order, each as (launch, generation)."""
     return sorted({(line["launch"], line["generation"]) for line in lines})
 
 
 def effective_samples(run: Run) -> dict[int, list[int]]:
-    """By step: the samples of all ranks when it was done for the last time."""
+    """Return for each step the samples of all ranks when it ran for the last time."""
     groups: dict[int, dict[tuple[int, int], list[int]]] = {}
     for line in _of(run, "step"):
         start = line["launch"], line["generation"]
@@ -138,7 +139,7 @@ def effective_samples(run: Run) -> dict[int, list[int]]:
 
 
 def wrong_samples(run: Run, unbroken: Run, setting: Setting) -> str:
-    """What is wrong with the samples that the weights come from; "" if nothing is."""
+    """Say what is wrong with the samples behind the weights; "" if nothing is."""
     found, wanted = effective_samples(run), effective_samples(unbroken)
     size = setting.steps_per_epoch
     for epoch in range(setting.num_epochs):
@@ -155,10 +156,10 @@ def wrong_samples(run: Run, unbroken: Run, setting: Setting) -> str:
 
 
 def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
-    """What is wrong with the weights at the end; "" if nothing is.
+    """Say what is wrong with the weights at the end; "" if nothing is.
 
-    The order of additions depends on the number of ranks: where it changes, the weights
-    are close, and elsewhere bit-equal.
+    The order of additions depends on the number of ranks. If that number changes, the
+    weights must be close, otherwise they must be bit-equal.
     """
     last = generations(run.lines)[-1]
     ends = {
@@ -182,7 +183,7 @@ def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
 
 
 def lost_checkpoint(run: Run) -> str:
-    """A checkpoint that was complete, and from which a later start did not go on."""
+    """Name a checkpoint that was complete, but that a later start didn't use."""
     damaged = (run.fired or {}).get("damaged", -1)
     newest = 0
     for line in run.lines:
@@ -194,7 +195,7 @@ def lost_checkpoint(run: Run) -> str:
 
 
 def num_repeated(run: Run) -> int:
-    """How many steps some rank has done more than once."""
+    """Return how many steps some rank has done more than once."""
     counts = Counter((line["rank"], line["step"]) for line in _of(run, "step"))
     return len({step for (_, step), count in counts.items() if count > 1})
 
@@ -203,7 +204,7 @@ def num_repeated(run: Run) -> int:
 
 
 def segments_of(run: Run) -> dict[str, float]:
-    """The seconds from the fault to the next step of all ranks, by segment."""
+    """Return the seconds from the fault to the next step of all ranks, by segment."""
     assert run.fired is not None
     fired, last = float(run.fired["t"]), generations(run.lines)[-1]
     own = [line for line in run.lines if (line["launch"], line["generation"]) == last]
@@ -224,7 +225,7 @@ def segments_of(run: Run) -> dict[str, float]:
 
 
 def _when_all(lines: Iterable[Line], what: str) -> float:
-    """When each rank had done it for the first time; 0 if none has."""
+    """Return when every rank had done it at least once; 0 if none has."""
     firsts: dict[int, float] = {}
     for line in lines:
         if line["what"] == what:

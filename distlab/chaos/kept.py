@@ -1,4 +1,4 @@
-"""Results that are written to a file, cell by cell: a long campaign can be stopped."""
+"""Write results to a file cell by cell, so that you can stop a long campaign."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from distlab.chaos.report import as_data, by_id, from_data
 
 
 class Plays(Protocol):
-    """What can play a cell: a Player, or one that keeps its results."""
+    """Runs cells: either a Player or a wrapper that keeps the results."""
 
     def play(self, cell: Cell) -> CellResult:
-        """Play a cell."""
+        """Run a cell."""
 
 
 class Kept:
-    """Plays what the file does not have yet, and writes it there."""
+    """Runs the cells whose results the file doesn't have yet, and adds them to it."""
 
     def __init__(
         self, player: Plays, path: Path, campaign: Campaign, setting: Setting
     ) -> None:
-        """Read the file, if it is there.
+        """Read the file, if it exists.
 
         Raises:
-            ValueError: it is no report, or of another seed, size or code.
+            ValueError: it isn't a report, or one for another seed, size or code.
         """
         self._player, self._path = player, path
         self._campaign, self._setting = campaign, setting
         self._results = by_id(_read(path, setting)) if path.exists() else {}
 
     def play(self, cell: Cell) -> CellResult:
-        """What the file has, or else what comes of playing the cell now."""
+        """Return the result in the file, or run the cell now if there is none."""
         if cell.id not in self._results:
             self._results[cell.id] = self._player.play(cell)
             self._write()
@@ -58,10 +58,10 @@ class Kept:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """What `--json` or `--out` has written.
+    """Read a file that `--json` or `--out` wrote.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: it isn't valid JSON.
     """
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

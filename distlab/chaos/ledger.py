@@ -1,6 +1,6 @@
-"""What a rank writes down: a line for each event, in a file that outlives the rank.
+"""The log of a rank: a line for each event, in a file that outlives the rank.
 
-Each line is one write: a rank that is killed leaves whole lines.
+Each line is a single write, so a rank that is killed leaves only whole lines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ LAUNCH = "DISTLAB_CHAOS_LAUNCH"
 
 
 class Ledger:
-    """This process's ledger.
+    """The log of this process.
 
-    `generation` counts the starts of the ranks by one launcher, and LAUNCH the
-    launchers.
+    `generation` counts how often a launcher has started the ranks, and LAUNCH counts
+    the launchers.
     """
 
     def __init__(self, folder: Path, rank: int, generation: int) -> None:
@@ -31,13 +31,13 @@ class Ledger:
         self._head = {"rank": rank, "launch": launch, "generation": generation}
 
     def write(self, what: str, **more: Any) -> None:
-        """Note that something has happened, now; `more` may say another rank."""
+        """Record an event that happens now; `more` may name another rank."""
         line = {"what": what, "t": time.monotonic(), **self._head, **more}
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 
 
 def read_ledgers(folder: Path) -> list[dict[str, Any]]:
-    """All lines of all ranks, in the order of time."""
+    """Return the lines of all ranks in the order of their times."""
     lines = []
     for path in sorted(folder.glob("ledger.*.jsonl")):
         lines += [json.loads(text) for text in path.read_text().splitlines()]

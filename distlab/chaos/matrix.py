@@ -1,4 +1,4 @@
-"""The fault matrix: every fault at every moment in every mode, or why not."""
+"""The fault matrix: every fault at every moment in every mode, or why it's missing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ANYWHERE = tuple(MOMENTS)
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosFault:
-    """What happens, and what the job must make of it: it restarts, or it goes on.
+    """A fault, and how the job must respond to it: by restarting, or by continuing.
 
-    `moments` are those at which it can happen; `why_not` says why not at others.
+    `moments` are those at which it can happen, and `why_not` explains the others.
     """
 
     name: str
@@ -103,7 +103,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of the matrix."""
+    """One cell of the matrix."""
 
     fault: ChaosFault
     moment: str
@@ -111,30 +111,30 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Fault, moment and mode; `--only` takes it."""
+        """The fault, moment and mode, in the form that `--only` accepts."""
         return f"{self.fault.name}@{self.moment}/{self.mode}"
 
     @property
     def goes_on(self) -> bool:
-        """Whether nothing must restart."""
+        """True if nothing may have to restart."""
         return self.moment in self.fault.goes_on_at
 
     @property
     def is_resized(self) -> bool:
-        """Whether it ends with another number of ranks."""
+        """True if the run ends with a different number of ranks."""
         return self.mode == "elastic" or self.fault.min_nodes > 0
 
     @property
     def why_not(self) -> str:
-        """Why this cell makes no sense; "" if it does."""
+        """The reason why this cell makes no sense; "" if it does."""
         return "" if self.moment in self.fault.moments else self.fault.why_not
 
 
 def cells(only: str = "") -> list[Cell]:
-    """All fields, or those whose id matches or contains `only`; row by row.
+    """Return all cells, or those whose id matches or contains `only`, row by row.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such cell.
     """
     every = [
         Cell(fault, moment, mode)

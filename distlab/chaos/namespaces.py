@@ -4,8 +4,8 @@
                                        bridge0
     node 1  addresses[1] ──veth1──port1──┘
 
-All of it belongs to the namespaces in which it is called, see `unshare --user --net`,
-and ends with them: nothing of the machine's network is changed.
+Everything belongs to the namespaces in which you call this (see `unshare --user --net`)
+and disappears with them, so the machine's own network doesn't change.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Iterator, Sequence
 
 
 class NamespaceError(RuntimeError):
-    """The machine lacks something; the message is the command, and what it said."""
+    """Raised if the machine lacks something; names the command and what it printed."""
 
 
 def within(pid: int) -> tuple[str, ...]:
-    """The head of a command that runs on the node of process `pid`."""
+    """Return the head of a command that runs on the node of process `pid`."""
     return "nsenter", "--net", "--target", str(pid)
 
 
 @contextlib.contextmanager
 def two_nodes(addresses: Sequence[str]) -> Iterator[list[int]]:
-    """Two namespaces on one bridge; gives the pid of a process in each.
+    """Create two namespaces on one bridge; yield the pid of a process in each.
 
     Raises:
-        NamespaceError: they cannot be made here.
+        NamespaceError: this machine can't create them.
     """
     must("ip", "link", "add", "bridge0", "type", "bridge")
     must("ip", "link", "set", "bridge0", "up")
@@ -50,7 +50,7 @@ def two_nodes(addresses: Sequence[str]) -> Iterator[list[int]]:
 
 
 def must(*command: str) -> None:
-    """Run it.
+    """Run a command that has to succeed.
 
     Raises:
         NamespaceError: it failed.

@@ -1,4 +1,4 @@
-"""The results as one HTML file, with nothing beside it and no script."""
+"""Show the results as one HTML file that needs no other file and no script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pre {{ overflow-x: auto; background: {palette.SURFACE}; padding: .5em }}
 
 
 def page(results: Sequence[CellResult], campaign: Campaign, setting: Setting) -> str:
-    """The page as text."""
+    """Return the page as text."""
     parts = [f"<p>{escape(summary(results))}.</p>"]
     for mode in MODES:
         if any(result.cell.mode == mode for result in results):

@@ -1,12 +1,12 @@
-"""Two nodes in network namespaces, and a link between them that is cut.
+"""Two nodes in network namespaces, and a link between them that we cut.
 
     node 0  10.78.0.1 ──veth──┐
                               bridge    cut: node 1's end at the bridge is down
     node 1  10.78.0.2 ──veth──┘
 
-It is a cable that is pulled: messages are lost, connections stay open. All of it is
-inside a user and network namespace that ends with this program; nothing of the
-machine's network is changed.
+The effect is that of a pulled cable: messages get lost, but connections stay open.
+Everything is inside a user and network namespace that ends with this program, so the
+machine's own network doesn't change.
 
     python -m distlab.chaos.partition SECONDS FOLDER NODES COMMAND …     inside of it
 """
@@ -34,7 +34,7 @@ _LOOK_S = 0.01
 
 @functools.cache
 def why_not() -> str:
-    """Why a link cannot be cut on this machine; "" if it can."""
+    """Return why this machine can't cut a link; "" if it can."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces are Linux's, and this is {sys.platform}"
     for tool in ("unshare", "nsenter", "ip"):
@@ -51,9 +51,10 @@ def why_not() -> str:
 def inside(
     seconds: float, folder: Path, command: Sequence[str], min_nodes: int = 0
 ) -> list[str]:
-    """The command that runs this program in namespaces of its own.
+    """Return the command that runs this program in new namespaces.
 
-    `min_nodes`: with how many of the two nodes the job may go on; 0: with both.
+    `min_nodes` is the number of nodes, out of two, that the job needs to continue; 0
+    means both.
     """
     nodes = f"{min_nodes}:2" if min_nodes else "2"
     own = [sys.executable, "-m", "distlab.chaos.partition", str(seconds), str(folder)]
@@ -61,7 +62,7 @@ def inside(
 
 
 def main(seconds: float, folder: Path, nodes: str, command: Sequence[str]) -> int:
-    """Start an agent on each node, cut the link when a rank asks for it.
+    """Start an agent on each node, and cut the link when a rank asks for it.
 
     The exit code is that of node 0, which decides.
     """
@@ -98,7 +99,7 @@ def _cut(
 def _agent(
     node: int, pid: int, nodes: str, command: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    """`command` is that of the launcher of one node, without its flags for several."""
+    """Start the launcher of one node; `command` lacks the flags for several nodes."""
     launcher, rest = command[:3], command[3:]
     flags = ["--nnodes", nodes, "--node-rank", str(node)]
     flags += ["--master-addr", ADDRESSES[0], "--last-call", str(LAST_CALL_S)]

@@ -1,4 +1,4 @@
-"""One cell with its seed: which rank, which step, and how the training is set up."""
+"""Plan one cell from its seed: the rank, the step, and the setup of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAN = "DISTLAB_CHAOS"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The training: 29 steps an epoch, of 48 samples each."""
+    """The setup of the training, which has 29 steps per epoch with 48 samples each."""
 
     num_ranks: int = 3
     num_epochs: int = 2
@@ -32,17 +32,18 @@ class Setting:
 
     @classmethod
     def from_json(cls, text: str) -> Setting:
-        """What `as_json` has written; what is not in it has its default."""
+        """Read the text of `as_json`; fields that are missing get their defaults."""
         return cls(**json.loads(text))
 
     def as_json(self) -> str:
-        """All fields, as JSON."""
+        """Return all fields as JSON."""
         return json.dumps(asdict(self))
 
     def for_cell(self, cell: Cell) -> Setting:
-        """What a cell needs: data workers; two nodes with a rank each; no dropout.
+        """Adapt the setting to a cell: data workers, two nodes, or no dropout.
 
-        Ranks draw dropout for their own samples: with other ranks the weights differ.
+        Each rank draws dropout for its own samples, so with another number of ranks the
+        weights would differ. For two nodes, each has one rank.
         """
         own = replace(self, num_workers=cell.fault.num_workers)
         if cell.is_resized:
@@ -52,18 +53,18 @@ class Setting:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of an epoch."""
+        """The number of steps in an epoch."""
         return self.num_samples // self.global_batch_size
 
     @property
     def num_steps(self) -> int:
-        """The steps of the training."""
+        """The number of steps in the whole training."""
         return self.num_epochs * self.steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """What is to happen in a run, and to which rank; all of it is drawn from a seed."""
+    """The fault of a run and the rank that it hits, all drawn from a seed."""
 
     fault: str
     moment: str
@@ -74,7 +75,7 @@ class FaultPlan:
 
 
 def plan_of(cell: Cell, setting: Setting, folder: str) -> FaultPlan:
-    """The plan of a cell; the same one for the same seed."""
+    """Return the plan of a cell, which is always the same for the same seed."""
     draw = random.Random(zlib.crc32(f"{setting.seed} {cell.id}".encode()))
     workers = range(1, setting.num_ranks)
     ranks = {"worker": workers, "rank 0": [0], "any": range(setting.num_ranks)}
@@ -96,11 +97,11 @@ def plan_of(cell: Cell, setting: Setting, folder: str) -> FaultPlan:
 
 
 def as_variable(plan: FaultPlan | None) -> dict[str, str]:
-    """The environment of a run with this plan."""
+    """Return the environment variables of a run with this plan."""
     return {} if plan is None else {PLAN: json.dumps(asdict(plan))}
 
 
 def plan_here() -> FaultPlan | None:
-    """The plan of this process's run."""
+    """Return the plan of the run that this process belongs to."""
     text = os.environ.get(PLAN, "")
     return FaultPlan(**json.loads(text)) if text else None

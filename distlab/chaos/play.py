@@ -1,4 +1,4 @@
-"""One cell on real processes: launched, watched to its end, and nothing left of it."""
+"""Run one cell on real processes, watch it to its end, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENDING_S = 8.0  # data workers look every few seconds whether their rank is the
 
 @dataclass
 class Run:
-    """What is known of a run when it is over. Times are on the monotonic clock."""
+    """Everything that is known of a finished run; times are on the monotonic clock."""
 
     codes: list[int] = field(default_factory=list)  # of each launcher
     is_hung: bool = False
@@ -56,7 +56,7 @@ def play_cell(
 ) -> Run:
     """Run the training with the fault of `cell`, or with none, until it has ended.
 
-    `folder` is empty, and on a disk. `script` is another one than that of the mode.
+    `folder` must be empty and on a disk. `script` replaces the script of the mode.
     """
     mode = cell.mode if cell else "restart"
     script = script or SCRIPTS[mode]
@@ -79,7 +79,7 @@ def play_cell(
 
 
 def collect(run: Run, folder: Path) -> None:
-    """Read what the ranks have left in the folder."""
+    """Read everything that the ranks have left in the folder."""
     run.lines = read_ledgers(folder)
     with contextlib.suppress(OSError):
         run.fired = json.loads((folder / FIRED).read_text())
@@ -112,7 +112,7 @@ def _launch_up_to(
     run: Run,
     folder: Path,
 ) -> None:
-    """Launch it, as a scheduler does after a failure, until it ends well."""
+    """Launch the job until it succeeds, as a scheduler does after a failure."""
     for number in range(1, most + 1):
         run.launched.append(time.monotonic())
         code = _launch(command, {**variables, LAUNCH: str(number)}, run, folder)
@@ -159,7 +159,7 @@ def _read(process: subprocess.Popen[str], said: list[tuple[float, str]]) -> None
 
 
 def _wait_for_the_end(folder: Path) -> list[str]:
-    """Until no process of this run is left; those that are left nevertheless."""
+    """Wait until no process of this run is left; return those that don't end."""
     until = time.monotonic() + _ENDING_S
     while (found := _processes(folder)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -167,7 +167,7 @@ def _wait_for_the_end(folder: Path) -> list[str]:
 
 
 def _kill_all(folder: Path) -> None:
-    """Kill until none is left: one may start another while we look."""
+    """Kill processes until none is left, because one may start another meanwhile."""
     until = time.monotonic() + _ENDING_S
     while (found := _processes(folder)) and time.monotonic() < until:
         for pid in found:
@@ -177,7 +177,7 @@ def _kill_all(folder: Path) -> None:
 
 
 def _processes(folder: Path) -> dict[int, str]:
-    """The processes that were started for this folder (Linux)."""
+    """Return the processes that were started for this folder (Linux)."""
     token = f"{_TOKEN}={folder}".encode()
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):

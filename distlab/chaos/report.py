@@ -1,4 +1,4 @@
-"""The results as tables for a terminal and for docs/chaos.md, and as JSON."""
+"""Write the results as tables for a terminal and for docs/chaos.md, and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Cells = dict[str, CellResult]
 
 
 def head() -> str:
-    """The head of a table."""
+    """Return the head of a table."""
     return " " * FIRST + "".join(f"{title:>{COLUMN}}" for title in SHORT.values())
 
 
@@ -53,13 +53,13 @@ SHORT = {
 
 
 def row(fault: ChaosFault, mode: str, found: Cells) -> str:
-    """A line of a table: a fault at all moments."""
+    """Return a line of a table, which shows a fault at all moments."""
     texts = (text_of(Cell(fault, moment, mode), found) for moment in MOMENTS)
     return f"{fault.title:<{FIRST}}" + "".join(f"{text:>{COLUMN}}" for text in texts)
 
 
 def text_of(cell: Cell, found: Cells) -> str:
-    """What stands in a field."""
+    """Return the text in a cell of the table."""
     result = found.get(cell.id)
     if result is None:
         return "–" if cell.why_not else "*"
@@ -69,7 +69,7 @@ def text_of(cell: Cell, found: Cells) -> str:
 
 
 def word_of(cell: Cell, found: Cells) -> str:
-    """Return a field of docs/chaos.md; it has no times, which depend on the load."""
+    """Return a cell of docs/chaos.md; it has no times, which depend on the load."""
     result = found.get(cell.id)
     if result is None or not result.is_good:
         return text_of(cell, found)
@@ -77,18 +77,18 @@ def word_of(cell: Cell, found: Cells) -> str:
 
 
 def by_id(results: Iterable[CellResult]) -> Cells:
-    """The results by the id of their cell."""
+    """Return the results by the id of their cell."""
     return {result.cell.id: result for result in results}
 
 
 def rows_of(mode: str, cells: Iterable[Cell]) -> list[ChaosFault]:
-    """The faults that have a cell in this mode, in the order of the table."""
+    """Return the faults with a cell in this mode, in the order of the table."""
     names = {cell.fault.name for cell in cells if cell.mode == mode}
     return [fault for fault in FAULTS if fault.name in names]
 
 
 def summary(results: Sequence[CellResult]) -> str:
-    """One line: how many of which."""
+    """Count the results of each kind in one line."""
     counts = Counter(result.status for result in results)
     told = [f"{counts[status]} {status}" for status in GOOD if counts[status]]
     others = sorted(set(counts) - set(GOOD))
@@ -102,7 +102,7 @@ def summary(results: Sequence[CellResult]) -> str:
 
 
 def times(results: Sequence[CellResult]) -> list[str]:
-    """A line for each segment of the recoveries: n, p50, p95, max."""
+    """Return a line for each segment of the recoveries: n, p50, p95, max."""
     found = [result.segments for result in results if result.status == RECOVERED]
     if not found:
         return []
@@ -116,13 +116,13 @@ def times(results: Sequence[CellResult]) -> list[str]:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest value that a share `q` of the values does not exceed."""
+    """Return the smallest value that a share `q` of the values doesn't exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 def in_a_line(mode: str, results: Sequence[CellResult]) -> str:
-    """How long the recoveries of a mode took, and how many steps they cost."""
+    """Say how long the recoveries of a mode took, and how many steps they cost."""
     own = [one for one in results if (one.cell.mode, one.status) == (mode, RECOVERED)]
     if not own:
         return ""
@@ -137,7 +137,7 @@ def in_a_line(mode: str, results: Sequence[CellResult]) -> str:
 
 
 def reasons(campaign: Campaign) -> list[str]:
-    """Lines about what was not played, and about what cannot happen."""
+    """List the cells that weren't run and those that can't happen, with the reasons."""
     lines = [
         f"not played: {_count(cells)} ({_names(cells)}): {why}"
         for why, cells in campaign.not_played.items()
@@ -184,7 +184,7 @@ def markdown(
 def as_data(
     results: Sequence[CellResult], campaign: Campaign, setting: Setting
 ) -> dict[str, Any]:
-    """What `--json` prints: figures as in every benchmark, and each cell."""
+    """Return the data for `--json`: figures as in every benchmark, and each cell."""
     import torch
 
     counts = Counter(result.status for result in results)
@@ -232,10 +232,10 @@ def as_data(
 
 
 def from_data(data: dict[str, Any]) -> tuple[list[CellResult], Campaign]:
-    """The results, and what was not played, from what `as_data` has made.
+    """Return the results, and the cells that weren't run, from the data of `as_data`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the data has another form.
     """
     known = {cell.id: cell for cell in cells()}
     try:

@@ -1,15 +1,16 @@
-"""Train on the digits, and go on after any fault: the script that is launched.
+"""Train on the digits and continue after any fault: the script that is launched.
 
     python -m distlab.launch --nproc-per-node 3 --max-restarts 3 train.py FOLDER
 
-The network has dropout, the optimizer momentum, the learning rate falls in each step,
-samples are shuffled: a run that goes on with any of it wrong ends with other weights. A
-checkpoint is saved every few steps while training goes on (4.13), and loaded after a
-restart (4.4, 4.5). Each rank writes down which samples it has trained with.
+The network has dropout, the optimizer has momentum, the learning rate falls in each
+step, and the samples are shuffled. If a run restores any of these wrongly when it
+continues, it ends with different weights. Every few steps it saves a checkpoint while
+training continues (4.13), and it loads the newest one after a restart (4.4, 4.5). Each
+rank records the samples that it has trained with.
 
     SIGTERM        all ranks finish the step, save a checkpoint, and end
-    NaN            all ranks stop; no checkpoint ever has one
-    a lost rank    the others stop, in one line each; the launcher starts all again
+    NaN            all ranks stop, before a NaN gets into a checkpoint
+    a lost rank    the others stop with a one-line message; the launcher restarts all
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _LR, _MOMENTUM = 0.1, 0.9
 
 
 class StopError(RuntimeError):
-    """This run cannot go on; one line says why."""
+    """Raised if this run can't continue; one line says why."""
 
 
 class ChaosTraining:
-    """One rank's part of the run; all ranks make it, and step together."""
+    """One rank's part of the run; all ranks create it, and step together."""
 
     def __init__(
         self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
@@ -100,7 +101,7 @@ class ChaosTraining:
         self._is_first = True
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Continue from the newest checkpoint, if there is one."""
         found = resume(self.comm, self.unit, lambda: self.real_disk, self.run)
         if found is not None:
             self.step = found.step
@@ -110,7 +111,7 @@ class ChaosTraining:
         self.ledger.write("resumed", step=self.step, refused=refused)
 
     def train(self) -> None:
-        """All epochs that are left."""
+        """Train for all remaining epochs."""
         while self.loader.epoch < self.setting.num_epochs:
             for inputs, targets, samples in self.loader:
                 self.step += 1
@@ -143,7 +144,7 @@ class ChaosTraining:
             sys.exit(SAVED)
 
     def _send(self, comm: Comm, bucket: Any) -> Work:
-        """Send a bucket's gradients; between two buckets a fault may come."""
+        """Send a bucket's gradients; a fault may happen between two buckets."""
         self.faults.poison("all-reduce", self.step, bucket.flat)
         work = comm.all_reduce(bucket.flat, async_op=True)
         self.faults.at("all-reduce", self.step)
@@ -151,7 +152,7 @@ class ChaosTraining:
         return work
 
     def _agree(self) -> bool:
-        """Whether any rank has to end; all ranks stop if a gradient is not finite."""
+        """Return True if a rank has to end; all stop if a gradient isn't finite."""
         grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         is_finite = all(bool(grad.isfinite().all()) for grad in grads)
         flags = torch.tensor([float(not is_finite), float(self.notice.is_here)])
@@ -161,7 +162,7 @@ class ChaosTraining:
         return bool(flags[1])
 
     def _save(self) -> None:
-        """Begin to save; training goes on when a save fails."""
+        """Begin to save; if it fails, training continues."""
         self.faults.poison("save", self.step, next(self.module.parameters()))
         self._require_finite()
         tensors, meta = packed(self.comm, self.unit, self.run)
@@ -172,13 +173,13 @@ class ChaosTraining:
             self._saving = self.step
 
     def _require_finite(self) -> None:
-        """No checkpoint is saved that a run could not go on from."""
+        """Refuse to save a checkpoint from which a run couldn't continue."""
         weights = [p.detach() for p in self.module.parameters()]
         if not is_finite_everywhere(self.comm, weights):
             raise StopError("a parameter is not finite: it is not saved")
 
     def _attempt(self, call: Any) -> bool:
-        """Do it; the save before has ended then, well or not."""
+        """Call it, and record how the save before ended, which it has by then."""
         before, self._saving = self._saving, 0
         try:
             call()
@@ -198,7 +199,7 @@ class ChaosTraining:
 
 
 def make_network(dropout: float) -> nn.Module:
-    """64 pixels to 10 digits, in float64; torch's generator says how it begins."""
+    """Make a float64 network for 64 pixels and 10 digits, using torch's generator."""
     return nn.Sequential(
         nn.Linear(64, _HIDDEN),
         nn.ReLU(),
@@ -210,13 +211,13 @@ def make_network(dropout: float) -> nn.Module:
 
 
 def make_optimizer(module: nn.Module) -> tuple[torch.optim.SGD, LambdaLR]:
-    """SGD with momentum, and a learning rate that falls in each step."""
+    """Return SGD with momentum, and a learning rate that falls in each step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=_LR, momentum=_MOMENTUM)
     return optimizer, LambdaLR(optimizer, _falling)
 
 
 def is_finite_everywhere(comm: Comm, tensors: Iterable[Tensor]) -> bool:
-    """Whether no rank has a NaN or an infinity; collective."""
+    """Return True if no rank has a NaN or an infinity; collective."""
     is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
     flag = torch.tensor([float(not is_finite)])
     comm.all_reduce(flag, ReduceOp.MAX)
@@ -224,9 +225,10 @@ def is_finite_everywhere(comm: Comm, tensors: Iterable[Tensor]) -> bool:
 
 
 def weights_of(module: nn.Module) -> dict[str, Any]:
-    """What the ledger says of all weights: a digest, and projections on random axes.
+    """Return the ledger's entry for all weights: a digest, and random projections.
 
-    The digest is equal if all bits are; the projections are close if all weights are.
+    The digest is equal if all bits are equal, and the projections are close if all
+    weights are close.
     """
     row = torch.cat([p.detach().flatten() for p in module.parameters()])
     generator = torch.Generator().manual_seed(0)
@@ -244,7 +246,7 @@ def _line(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Train as one rank; the exit code."""
+    """Train as one rank and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, help="ledgers and checkpoints")
     parser.add_argument("--setting", default="{}", help="fields of Setting, as JSON")

@@ -1,10 +1,10 @@
-"""The same training in a group that is made anew: the script of the other modes.
+"""Train in a group that is rebuilt after a fault: the script of the other modes.
 
     python -m distlab.launch --nproc-per-node 3 --standby 1 --max-restarts 3 \
         train_elastic.py FOLDER
 
-Network, optimizer, order of samples and seeds are those of train.py, and so are the
-weights at the end. A rank that dies is no reason for the others to start again: see
+The network, the optimizer, the order of samples and the seeds are those of train.py, so
+the weights at the end are equal as well. If a rank dies, the others don't restart: see
 distlab.distributed.elastic.
 """
 
@@ -39,7 +39,7 @@ from distlab.given.checkpoint import CheckpointError
 
 
 class ElasticTraining:
-    """One process: a rank of the run, or one that waits to become it."""
+    """One process: a rank of the run, or one that waits to become a rank."""
 
     def __init__(
         self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
@@ -67,7 +67,7 @@ class ElasticTraining:
         self._generation = -1
 
     def train(self) -> None:
-        """All steps that are left."""
+        """Train for all remaining steps."""
         every, size = self.setting.save_every, self.setting.steps_per_epoch
         for step in self.training.steps(self.setting.num_steps):
             before = self.training.completed
@@ -82,7 +82,7 @@ class ElasticTraining:
                 self.faults.at("epoch", done)
 
     def end(self) -> None:
-        """Write down what came of it."""
+        """Record the result."""
         step, size = self.setting.num_steps, self.comm.world_size
         self._write("ended", step=step, size=size, **weights_of(self.module))
 
@@ -112,7 +112,7 @@ class ElasticTraining:
         self._write("step", step=number, samples=samples)
 
     def _samples(self, index: int) -> list[int]:
-        """This rank's samples of a step, as the loader of 1.10 has them."""
+        """Return this rank's samples of a step, as the loader of 1.10 would."""
         setting, comm = self.setting, self.comm
         loader = unit("data_loader").DistributedDataLoader(
             range(setting.num_samples),
@@ -139,7 +139,7 @@ class ElasticTraining:
 
     @property
     def generation(self) -> int:
-        """That of the group; it grows whenever the group is made anew."""
+        """The group's generation, which grows whenever the group is rebuilt."""
         return int(getattr(self.comm, "generation", 0))
 
     def _write(self, what: str, **more: Any) -> None:
@@ -151,7 +151,7 @@ class ElasticTraining:
 
 
 def main() -> int:
-    """Train as one process; the exit code."""
+    """Train as one process and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, help="ledgers and checkpoints")
     parser.add_argument("--setting", default="{}", help="fields of Setting, as JSON")

@@ -1,5 +1,5 @@
-"""What units are given: code that is no lesson, and without which one would not hold.
+"""Code that is given to learners because it isn't part of any lesson.
 
-Templates and solutions import from here, as they do from `distlab.comm`. No task asks
-for any of it; each module says which unit it serves.
+Templates and solutions import from here, as they do from `distlab.comm`. You never have
+to write any of it yourself. Each module says which unit it serves.
 """

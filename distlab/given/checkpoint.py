@@ -1,11 +1,12 @@
-"""What a checkpoint consists of: names of files, their bytes, and who tells whom.
+"""The parts of a checkpoint: file names, their bytes, and how the ranks exchange news.
 
     step-30.rank-0.1f0c9a2b.safetensors     a shard: the tensors of one rank
     step-30.rank-1.77d01e5a.safetensors
     step-30.json                            the manifest, which names the shards
 
 A shard has the safetensors layout: the length of a header, the header in JSON (names,
-dtypes, shapes, places), then the bytes of the tensors. Nothing in it can be executed.
+dtypes, shapes, offsets), then the bytes of the tensors. Because it contains nothing
+that can be executed, you can load a file that you don't trust.
 
 Source: huggingface.co/docs/safetensors, "Format".
 """
@@ -31,7 +32,7 @@ JSON = Any
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint was not saved, or cannot be loaded; one line says why."""
+    """Raised if a checkpoint wasn't saved or can't be loaded; one line says why."""
 
 
 # ── names ───────────────────────────────────────────────────────────────────────────
@@ -43,23 +44,27 @@ _NAME = re.compile(
 
 
 def manifest_name(step: int) -> str:
-    """The name of the manifest of a step: one file for all ranks."""
+    """Return the name of a step's manifest, which is one file for all ranks."""
     return f"step-{step}.json"
 
 
 def shard_name(step: int, rank: int, sha256: str) -> str:
-    """The name of a rank's shard. Other bytes have another name: none is replaced."""
+    """Return the name of a rank's shard, which contains part of its hash.
+
+    A shard with different bytes therefore gets a different name, so saving never
+    overwrites a shard that exists.
+    """
     return f"step-{step}.rank-{rank}.{sha256[:8]}.safetensors"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a shard, manifest or temporary file; None: it is none of these."""
+    """Return the step of a shard, manifest or temporary file; None for other files."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def manifest_steps(names: Sequence[str]) -> list[int]:
-    """The steps that have a manifest, valid or not, in ascending order."""
+    """Return the steps that have a manifest, valid or not, in ascending order."""
     steps = (step_of(name) for name in names)
     return sorted({s for s in steps if s is not None and manifest_name(s) in names})
 
@@ -69,7 +74,7 @@ def manifest_steps(names: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What the manifest says of a shard: sha256 is that of its bytes, in hex."""
+    """A shard as the manifest lists it; `sha256` is the hash of its bytes, in hex."""
 
     name: str
     num_bytes: int
@@ -77,37 +82,40 @@ class FileRecord:
 
     @property
     def content(self) -> tuple[int, str]:
-        """The size and the SHA-256 together."""
+        """The size and the SHA-256, as a pair that you can compare."""
         return self.num_bytes, self.sha256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A checkpoint is there if its manifest is; `files` are in the order of ranks."""
+    """The list of a checkpoint's shards; a checkpoint exists if its manifest does.
+
+    `files` has one record per rank, in rank order.
+    """
 
     step: int
     files: tuple[FileRecord, ...]
 
     @property
     def world_size(self) -> int:
-        """How many ranks saved it."""
+        """The number of ranks that saved the checkpoint."""
         return len(self.files)
 
 
 def sha256_of(data: bytes) -> str:
-    """64 characters; a file of other bytes has others."""
+    """Return the SHA-256 of `data` as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def record_of(data: bytes, step: int, rank: int) -> FileRecord:
-    """The record of a shard, with its name; `vars(record)` fits JSON."""
+    """Return the record of a shard, with its name; `vars(record)` fits into JSON."""
     sha256 = sha256_of(data)
     name = shard_name(step, rank, sha256)
     return FileRecord(name=name, num_bytes=len(data), sha256=sha256)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Two lines: the manifest in JSON, and the SHA-256 of the first line."""
+    """Return two lines: the manifest in JSON, and the SHA-256 of the first line."""
     content = {
         "step": manifest.step,
         "world_size": manifest.world_size,
@@ -118,10 +126,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The reverse of encode_manifest.
+    """Read the bytes that encode_manifest returned.
 
     Raises:
-        ValueError: it is torn, changed, or no manifest; one line says what.
+        ValueError: the data is torn, was changed or isn't a manifest; one line says
+            which.
     """
     line, _, rest = data.partition(b"\n")
     if rest != f"{sha256_of(line)}\n".encode():
@@ -152,14 +161,14 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank saved."""
+    """The state that one rank saved."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, JSON]
 
 
 def encode_shard(tensors: Mapping[str, Tensor], meta: Mapping[str, JSON]) -> bytes:
-    """The bytes of a shard. Tensors that share memory are each written in full.
+    """Return the bytes of a shard; tensors that share memory are each written in full.
 
     Raises:
         TypeError: the layout doesn't support a dtype, `meta` isn't valid JSON, or it
@@ -199,17 +208,17 @@ def require_fit(meta: Mapping[str, JSON]) -> None:
     """Refuse the `meta` of a state that can't be saved.
 
     Raises:
-        TypeError: it marks such a state; the message names the value.
+        TypeError: `meta` marks such a state; the message names the value.
     """
     if _UNFIT in meta:
         raise TypeError(meta[_UNFIT])
 
 
 def decode_shard(data: bytes) -> Shard:
-    """The reverse of encode_shard; also for a file that the safetensors package wrote.
+    """Read the bytes of a shard, which the safetensors package may have written.
 
     Raises:
-        ValueError: it is no shard, or is torn; one line says what.
+        ValueError: the data isn't a shard, or is torn; one line says which.
     """
     length = int.from_bytes(data[:8], "little")
     text, body = data[8 : 8 + length], memoryview(data)[8 + length :]
@@ -224,13 +233,13 @@ def decode_shard(data: bytes) -> Shard:
 
 
 class Copies:
-    """Copies of tensors on the CPU; the memory is used again for the next ones."""
+    """Copies tensors to the CPU, into memory that it reuses for the next copies."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The copies: until the next call they do not change."""
+        """Return copies of the tensors, which stay unchanged until the next call."""
         self._memory = {n: self._copy(n, tensor) for n, tensor in tensors.items()}
         return self._memory
 
@@ -249,10 +258,10 @@ class Copies:
 
 
 def _bytes_of(tensor: Tensor) -> list[bytes]:
-    """The tensor's bytes in pieces.
+    """Return the tensor's bytes in pieces.
 
-    In a thread, a copy of many bytes at once would stop training for that long: it
-    holds Python's lock. Small copies do not, and bytes.join gives the lock up if all
+    If a thread copied many bytes at once, it would hold Python's lock and stop the
+    training for that long. Small copies don't, and bytes.join releases the lock if all
     its parts are bytes.
     """
     array = bytes_of(tensor)
@@ -266,7 +275,7 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _as_bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """The memory of a contiguous tensor on the CPU."""
+    """Return the memory of a contiguous CPU tensor as bytes."""
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
@@ -285,7 +294,7 @@ def _tensor_of(
 
 
 def _foreign(data: bytes) -> str | None:
-    """What to say of a file that torch.save or pickle has written."""
+    """Return a message if torch.save or pickle wrote the file, and None otherwise."""
     if data[:4] == b"PK\x03\x04" or (data[:1] == b"\x80" and data[1:2] <= b"\x05"):
         return "this is a pickle, which could run any code: it is not opened"
     return None
@@ -295,9 +304,10 @@ def _foreign(data: bytes) -> str | None:
 
 
 def exchange(comm: Comm, value: JSON) -> list[JSON]:
-    """Collective: the value of every rank, in the order of ranks, on every rank.
+    """Return the values of all ranks in rank order; collective.
 
-    Cost: two all_gather: of 8 bytes, and of as many as the longest value has.
+    Cost: two all_gather calls, one of 8 bytes and one of the length of the longest
+    value.
     """
     own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     length = torch.tensor([len(own)], device=comm.device)
@@ -317,9 +327,9 @@ def exchange(comm: Comm, value: JSON) -> list[JSON]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What `load` found: one shard for each rank that saved.
+    """The checkpoint that `load` found, with one shard for each rank that saved.
 
-    `refused` has a line for each newer checkpoint that is not complete.
+    `refused` has one line for each newer checkpoint that isn't complete.
     """
 
     step: int
@@ -328,5 +338,5 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int:
-        """How many ranks saved it."""
+        """The number of ranks that saved the checkpoint."""
         return len(self.shards)

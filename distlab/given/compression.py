@@ -1,4 +1,4 @@
-"""What the hooks of unit gradient_compression have in common, and three simple ones."""
+"""Shared parts of the hooks in unit gradient_compression, and three simple hooks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from distlab.comm import Comm, Work
 
 
 class Bucket(Protocol):
-    """What a hook gets: `flat` has the gradients of `parameters`, one after another."""
+    """The bucket that a hook gets: `flat` holds the gradients of `parameters`."""
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """Their order is that of the gradients in `flat`."""
+        """The bucket's parameters, in the order of their gradients in `flat`."""
 
     @property
     def flat(self) -> Tensor:
-        """One dimension; the sum over the ranks goes into it, in place."""
+        """The gradients in one dimension; a hook writes the ranks' sum into it."""
 
 
 class FlatBucket:
-    """A Bucket that is not DDP's: `flat` is written into, and never replaced."""
+    """A Bucket outside of DDP, whose `flat` you write into but never replace."""
 
     def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
         self.parameters = parameters
@@ -32,7 +32,7 @@ class FlatBucket:
 
     @property
     def flat(self) -> Tensor:
-        """See `Bucket.flat`."""
+        """The gradients in one dimension, as in `Bucket.flat`."""
         return self._flat
 
     @flat.setter
@@ -44,14 +44,14 @@ class FlatBucket:
 
 
 class Later:
-    """A Work: its wait() waits for `works` and then calls `then`, once."""
+    """A Work whose wait() waits for `works` and then calls `then` once."""
 
     def __init__(self, works: Sequence[Work | None], then: Callable[[], None]) -> None:
         self._works, self._then = works, then
         self._is_done = False
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Wait for `works`, then call `then`, unless an earlier call did so."""
         if self._is_done:
             return
         for work in self._works:
@@ -61,23 +61,23 @@ class Later:
         self._is_done = True
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`: False until wait() is over, for `then` may wait."""
+        """Return False until wait() has returned, because `then` may have to wait."""
         return self._is_done
 
 
 class Residuals:
-    """What a rank has not sent yet, for each parameter.
+    """The part of each parameter's gradient that this rank hasn't sent yet.
 
-    It is kept by parameter: torch's DDP puts parameters into other buckets after its
-    first step. We don't keep inf and nan. They are normal under loss scaling, and would
-    come back in every later step.
+    We store it per parameter, because torch's DDP moves parameters to other buckets
+    after its first step. We don't keep inf and nan: they are normal under loss scaling,
+    but they would come back in every later step.
     """
 
     def __init__(self) -> None:
         self._by_parameter: dict[Tensor, Tensor] = {}
 
     def of(self, bucket: Bucket) -> Tensor:
-        """Like bucket.flat, in a tensor of its own; zeros at first."""
+        """Return the residual as a new tensor like bucket.flat; zeros at first."""
         parts = [
             self._by_parameter.get(p, bucket.flat.new_zeros(p.numel()))
             for p in bucket.parameters
@@ -85,18 +85,18 @@ class Residuals:
         return torch.cat(parts)
 
     def keep(self, bucket: Bucket, rest: Tensor) -> None:
-        """Let `of` return `rest` from now on, as in bucket.flat; inf and nan are 0."""
+        """Store `rest`, a tensor like bucket.flat, for `of`; inf and nan become 0."""
         like_flat = rest.detach().to(bucket.flat, copy=True)
         like_flat.nan_to_num_(0.0, 0.0, 0.0)
         parts = like_flat.split([p.numel() for p in bucket.parameters])
         self._by_parameter.update(zip(bucket.parameters, parts, strict=True))
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """What was kept, by the names of the model's parameters."""
+        """Return the residuals under the names of the model's parameters."""
         return _by_name(model, self._by_parameter)
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        """From now on `state` is what was kept."""
+        """Replace the residuals by those in `state`."""
         self._by_parameter = _by_parameter(model, state)
 
 
@@ -108,7 +108,10 @@ class Factors:
         self._by_parameter: dict[Tensor, Tensor] = {}
 
     def of(self, bucket: Bucket) -> list[Tensor]:
-        """(columns, r) for each matrix; at first random, the same on every rank."""
+        """Return a (columns, r) factor for each matrix, in the order of `split`.
+
+        At first the factors are random, but the same on every rank.
+        """
         found = []
         for p, matrix in zip(_matrices_in(bucket), split(bucket)[0], strict=True):
             first = first_factor(matrix, self._rank)
@@ -116,24 +119,25 @@ class Factors:
         return found
 
     def keep(self, bucket: Bucket, factors: Sequence[Tensor]) -> None:
-        """Let `of` return these from now on, except for those with inf or nan."""
+        """Store these factors for `of`, except for those that contain inf or nan."""
         for p, factor in zip(_matrices_in(bucket), factors, strict=True):
             if factor.isfinite().all():  # the same on all ranks: it is a sum
                 self._by_parameter[p] = factor.clone()
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """The factors, by the names of the model's parameters."""
+        """Return the factors under the names of the model's parameters."""
         return _by_name(model, self._by_parameter)
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        """From now on these are the factors."""
+        """Replace the factors by those in `state`."""
         self._by_parameter = _by_parameter(model, state)
 
 
 class ChunkResiduals(Residuals):
-    """A rank's residuals, and what it kept of the sums of its chunk of each bucket.
+    """A rank's residuals, and those of the sums that it computed for its own chunks.
 
-    Another number of ranks has other chunks, for which nothing is kept.
+    If the number of ranks changes, the chunks change as well. The residuals of the sums
+    then start again at zero.
     """
 
     def __init__(self) -> None:
@@ -141,17 +145,20 @@ class ChunkResiduals(Residuals):
         self._of_sums: dict[Tensor, tuple[int, Tensor]] = {}
 
     def of_sums(self, bucket: Bucket, like: Tensor, n: int) -> Tensor:
-        """Like `like`, this rank's chunk on n ranks; zeros at first."""
+        """Return the residual of this rank's summed chunk on n ranks; zeros at first.
+
+        It has the shape of `like`.
+        """
         size, kept = self._of_sums.get(bucket.parameters[0], (0, like))
         is_the_same = size == n and len(kept) == len(like)
         return kept if is_the_same else torch.zeros_like(like)
 
     def keep_sums(self, bucket: Bucket, rest: Tensor, n: int) -> None:
-        """From now on `of_sums` returns `rest`; 0 for inf and nan."""
+        """Store `rest` for `of_sums`; inf and nan become 0."""
         self._of_sums[bucket.parameters[0]] = n, rest.nan_to_num(0.0, 0.0, 0.0)
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """Both, by the names of the model's parameters."""
+        """Return both kinds of residuals under the names of the model's parameters."""
         sums = {
             f"{name}{_SUMS}{self._of_sums[p][0]}": self._of_sums[p][1]
             for name, p in model.named_parameters()
@@ -160,7 +167,7 @@ class ChunkResiduals(Residuals):
         return {**super().state_dict(model), **sums}
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        """From now on `state` is what was kept."""
+        """Replace both kinds of residuals by those in `state`."""
         plain = {name: kept for name, kept in state.items() if _SUMS not in name}
         super().load_state_dict(model, plain)
         named, self._of_sums = dict(model.named_parameters()), {}
@@ -186,10 +193,11 @@ def _by_parameter(
 
 
 def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-    """Matrices (rows, columns), views; and the elements of all other parameters.
+    """Return the matrices in a bucket as views, and all other elements in one tensor.
 
-    They are taken from `flat`, which is like bucket.flat. A parameter of two or more
-    dimensions is a matrix, unless it is empty: the first one has the rows.
+    They are taken from `flat`, which is laid out like bucket.flat. Each parameter with
+    two or more dimensions is a matrix of shape (rows, columns), unless it is empty; its
+    first dimension becomes the rows.
     """
     flat = bucket.flat if flat is None else flat
     matrices, others = [], []
@@ -203,7 +211,7 @@ def split(bucket: Bucket, flat: Tensor | None = None) -> tuple[list[Tensor], Ten
 
 
 def join(bucket: Bucket, matrices: Sequence[Tensor], others: Tensor) -> Tensor:
-    """The reverse of `split`: a tensor like bucket.flat."""
+    """Undo `split`: return a tensor that is laid out like bucket.flat."""
     rows = iter(matrices)
     sizes = [p.numel() for p in bucket.parameters if not _is_matrix(p)]
     rest = iter(others.split(sizes))
@@ -212,7 +220,10 @@ def join(bucket: Bucket, matrices: Sequence[Tensor], others: Tensor) -> Tensor:
 
 
 def first_factor(matrix: Tensor, rank: int) -> Tensor:
-    """Random numbers of a fixed seed: (columns, r), r no larger than the matrix."""
+    """Return random numbers with a fixed seed, of shape (columns, r).
+
+    r is at most the smaller side of the matrix.
+    """
     shape = matrix.shape[1], min(rank, *matrix.shape)
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return drawn.to(matrix)
@@ -227,7 +238,7 @@ def _is_matrix(parameter: Tensor) -> bool:
 
 
 def fp16(comm: Comm, bucket: Bucket) -> Work:
-    """Average in float16: half of the bytes; a gradient above 65,504 becomes inf.
+    """Average in float16, which halves the bytes; a gradient above 65,504 becomes inf.
 
     We divide by n before the sum, because the sum may overflow even if the mean fits.
     """
@@ -235,7 +246,7 @@ def fp16(comm: Comm, bucket: Bucket) -> Work:
 
 
 def bf16(comm: Comm, bucket: Bucket) -> Work:
-    """Sum in bfloat16: half of the bytes, the range of float32, 8 bits of digits."""
+    """Sum in bfloat16: half the bytes, the range of float32, 8 significant bits."""
     return _cast(comm, bucket, torch.bfloat16)
 
 
@@ -251,10 +262,11 @@ def _cast(comm: Comm, bucket: Bucket, dtype: torch.dtype) -> Work:
 
 
 class Sign:
-    """One bit per gradient: its sign, and one magnitude for each chunk.
+    """Send one bit per gradient, its sign, and one magnitude for each chunk.
 
     Every rank sends chunk r to rank r, which adds the chunks, reduces the sum to signs
-    again, and sends it to all. Both times what is lost is kept for the next step.
+    again and sends it to all ranks. In both passes, the error is kept for the next
+    step.
 
     Source: F. Seide et al., 1-Bit SGD (Interspeech 2014); H. Tang et al., 1-bit Adam
     (arXiv 2102.02888), figure 3, for the two passes.
@@ -265,7 +277,7 @@ class Sign:
         self.residuals = ChunkResiduals()  # of this rank
 
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
-        """A comm_hook: start the first pass; wait() does the second."""
+        """Start the first pass, as a comm_hook; wait() does the second."""
         n, flat = comm.world_size, bucket.flat
         corrected = flat + self.residuals.of(bucket)
         chunks = _padded(corrected, 8 * n).view(n, -1)  # (n, elements of a chunk)
@@ -294,13 +306,13 @@ class Sign:
 
 
 def to_bits(rows: Tensor) -> Tensor:
-    """The signs of rows of 8·b numbers as rows of b bytes: a bit is set where x ≥ 0."""
+    """Pack the signs of rows of 8·b numbers into rows of b bytes; x ≥ 0 sets a bit."""
     is_set = (rows >= 0).view(len(rows), -1, 8).to(torch.uint8)
     return (is_set << torch.arange(8, device=rows.device)).sum(2, dtype=torch.uint8)
 
 
 def from_bits(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The reverse: 1 for a bit that is set, else -1."""
+    """Undo to_bits: return 1 for each bit that is set, and -1 for each that isn't."""
     bits = (rows[:, :, None] >> torch.arange(8, device=rows.device)) & 1
     return bits.view(len(rows), -1).to(dtype) * 2 - 1
 

@@ -1,7 +1,7 @@
-"""What DistributedDataParallel does beside the lesson of its unit.
+"""The parts of DistributedDataParallel that its unit doesn't teach.
 
-Copies, refusals, tensors in any memory format, what forward() returns, and which
-backward() it is that ends.
+They cover copies, unsupported uses, tensors in any memory format and the outputs of
+forward(), and they find out when a backward() ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distlab.comm import Comm, Work
 
 
 class SecondGradientError(RuntimeError):
-    """`parameter` has a gradient in this backward() that its bucket cannot take."""
+    """Raised for a gradient of `parameter` that its bucket can no longer take."""
 
     def __init__(self, message: str, parameter: Tensor) -> None:
         super().__init__(message)
@@ -29,11 +29,12 @@ class SecondGradientError(RuntimeError):
 class DataParallelModule(nn.Module):
     """A module that has the same parameters and buffers on every rank.
 
-    Collective: every rank constructs it. Parameters and buffers become rank 0's.
+    Every rank must construct it, because the constructor is a collective that
+    broadcasts the parameters and buffers of rank 0.
 
-    A subclass fills `arrived` and calls expect_end() in backward(). Not supported, and
-    refused: sparse gradients, pickling (save module.state_dict()), and a forward()
-    after a backward() that ended with an error.
+    A subclass fills `arrived` and calls expect_end() in backward(). We refuse the uses
+    that aren't supported: sparse gradients, pickling (save module.state_dict()
+    instead), and a forward() after a backward() that ended with an error.
     """
 
     def __init__(self, module: nn.Module, comm: Comm, broadcast_buffers: bool) -> None:
@@ -64,20 +65,20 @@ class DataParallelModule(nn.Module):
         raise NotImplementedError
 
     def find_unused(self, outputs: Any) -> list[Tensor]:
-        """The trainable parameters that backward() from these outputs cannot reach."""
+        """Return the trainable parameters on which these outputs don't depend."""
         raise NotImplementedError
 
     def finalize_backward(self) -> None:
-        """Called when every gradient has arrived and backward() ends."""
+        """Finish the gradients; called when all have arrived and backward() ends."""
         raise NotImplementedError
 
     # ── from forward() to the end of backward() ─────────────────────────────────────
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The outputs of the module.
+        """Call the module and return its outputs.
 
         Raises:
-            RuntimeError: a backward() ended with an error before.
+            RuntimeError: an earlier backward() ended with an error.
         """
         syncs = self.syncs and torch.is_grad_enabled()
         if syncs and self.arrived:
@@ -96,27 +97,28 @@ class DataParallelModule(nn.Module):
         return outputs
 
     def at_output(self, _: Tensor) -> None:
-        """In backward(), before any parameter has its gradient.
+        """Called in backward() before any parameter has its gradient.
 
         A reentrant checkpoint calls backward() inside backward(), and the first
-        gradient may become ready there. Outputs belong to the outer one.
+        gradient may become ready in the inner one. The outputs, however, belong to the
+        outer one.
         """
         if self.syncs:
             self.expects_end = False
             self.expect_end()
 
     def expect_end(self) -> None:
-        """In backward(): autograd will call end_of_backward() before this one ends."""
+        """Make autograd call end_of_backward() before the current backward() ends."""
         if not self.expects_end:
             self.expects_end = True
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self.end_of_backward)
 
     def end_of_backward(self) -> None:
-        """Autograd calls it once or more often, before backward() returns.
+        """Called by autograd, once or more often, before backward() returns.
 
         Raises:
-            RuntimeError: not every parameter has got a gradient.
+            RuntimeError: some parameter has no gradient.
         """
         self.expects_end = False
         if not self.arrived:  # torch.autograd.grad(), or all is done already
@@ -134,7 +136,7 @@ class DataParallelModule(nn.Module):
         self.arrived.clear()
 
     def refuse_second(self, parameter: Tensor) -> NoReturn:
-        """Say why this parameter's bucket cannot take another gradient."""
+        """Raise an error that says why this bucket can't take another gradient."""
         name = self.name_of(parameter)
         if parameter in set(self.unused):
             message = (
@@ -150,18 +152,18 @@ class DataParallelModule(nn.Module):
         raise SecondGradientError(message, parameter)
 
     def name_of(self, parameter: Tensor) -> str:
-        """Its first name in the module."""
+        """Return the first name that the parameter has in the module."""
         named = self.module.named_parameters()
         return next(name for name, p in named if p is parameter)
 
     # ── buffers, copies ─────────────────────────────────────────────────────────────
 
     def shared_buffers(self) -> Iterator[Tensor]:
-        """The buffers that all ranks have in common, one after another."""
+        """Yield the buffers that all ranks share."""
         return contiguous(self.module.buffers() if self.broadcast_buffers else ())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataParallelModule:
-        """The same with a copy of the module, on this rank's comm; sends nothing."""
+        """Copy the module but keep this rank's comm; this sends nothing."""
         memo[id(self.comm)] = self.comm
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -176,7 +178,7 @@ class DataParallelModule(nn.Module):
     # ── which parameters are used, and by which ranks: 3.23 ─────────────────────────
 
     def all_reduce_usage(self, has_batch: bool) -> tuple[Tensor, Work]:
-        """Collective: start to count the ranks with a batch, and used parameters.
+        """Start counting the ranks that have a batch, and used parameters; collective.
 
         The sum has one number for each rank, then one for each trainable parameter.
         """
@@ -189,7 +191,7 @@ class DataParallelModule(nn.Module):
         return usage, work
 
     def wait_usage(self) -> list[Tensor]:
-        """Set self.active; return the parameters that no rank has a gradient for."""
+        """Set self.active; return the parameters for which no rank has a gradient."""
         if self.usage_work is None:
             return []
         (usage, work), self.usage_work = self.usage_work, None
@@ -212,7 +214,7 @@ def flat_for(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def tensors_in(outputs: Any) -> list[Tensor]:
-    """Those that require a gradient, in lists, tuples, dicts and dataclasses."""
+    """Return the tensors, even in containers, that require a gradient."""
     found = []
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):
@@ -223,7 +225,7 @@ def tensors_in(outputs: Any) -> list[Tensor]:
 
 
 def contiguous(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Each tensor; a contiguous copy of one that is not, written back after its use."""
+    """Yield each tensor, or a contiguous copy that is written back after its use."""
     for tensor in tensors:
         values = tensor.detach().contiguous()
         yield values

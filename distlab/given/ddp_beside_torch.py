@@ -1,4 +1,4 @@
-"""A class of unit distributed_data_parallel beside torch's, on the same data."""
+"""Compare torch's DDP with your class of unit distributed_data_parallel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Wrap = Callable[..., nn.Module]
 
 
 def compare_with_torch(yours: Wrap) -> None:
-    """Print the losses and times of the same steps with your class and with torch's."""
+    """Print losses and times for the same steps with your class and with torch's."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Given to the unit `pipeline_parallel`: schedules as a table over time."""
+"""Draw the schedules of unit `pipeline_parallel` as a table over time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def draw(
 ) -> str:
     """Draw all ranks' schedules as a table: a row per rank, a column per unit of time.
 
-    `forward` and `backward` are t_f and t_b, as integers. Where the ranks deadlock, the
-    table ends. Each ' behind an entry counts one chunk up from chunk 0.
+    `forward` and `backward` are t_f and t_b, as integers. If the ranks deadlock, the
+    table ends there. Each ' after an entry stands for one chunk: none is chunk 0, one
+    is chunk 1.
     """
     takes = {"F": forward, "B": backward}
     num_stages = len(schedules) * (1 + max(a.chunk for s in schedules for a in s))

@@ -1,7 +1,7 @@
-"""Given to `elastic`: what a membership is told, and what it decides.
+"""The events that a membership receives, and the actions that it decides on.
 
-A member is a process; its name is never used again, not even on the same node. A rank
-is a number that a member has in one generation.
+A member is a process, whose name is never used again, not even on the same node. A rank
+is a number that a member has during one generation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from distlab.comm.services import Tick, WakeAt
 
 @dataclass(frozen=True)
 class Join:
-    """Event: this member does not train; it waits for the next generation.
+    """Event: this member isn't training and waits for the next generation.
 
-    A member that loses a peer, or gets a Regroup, sends it. The same message can arrive
-    again, and late.
+    A member sends it when it loses a peer or gets a Regroup. The message may arrive
+    late, and may arrive twice.
     """
 
     member: str
@@ -29,9 +29,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Lost:
-    """Event: this member's process has ended, or does not answer any more.
+    """Event: this member's process has ended, or no longer answers.
 
-    Not ended: it may be frozen, or beyond a broken link, where it may go on.
+    If it hasn't ended, it may be frozen, or it may still be training behind a broken
+    link.
     """
 
     member: str
@@ -43,14 +44,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Regroup:
-    """Action: each of these members stops after its step and sends a Join."""
+    """Action: tell each of these members to stop after its step and send a Join."""
 
     members: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Form:
-    """Action: a generation begins; all its members take the state of `source`."""
+    """Action: begin a generation, whose members all take the state of `source`."""
 
     generation: int
     members: dict[int, str]  # rank → member
@@ -60,7 +61,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Action: this member is not taken; it ends, or joins again as a new process."""
+    """Action: turn this member away; it ends, or joins again as a new process."""
 
     member: str
     reason: str
@@ -68,7 +69,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Stop:
-    """Action: the job ends here, for this reason; the last action."""
+    """Action: end the job for this reason; no action follows."""
 
     reason: str
 
@@ -87,7 +88,7 @@ STAGES = ((4, 2), (2, 2), (3, 2))  # world sizes, and the steps that are made th
 
 
 def mosaic(resplit: Resplit) -> list[str]:
-    """The samples of each step, a line for each rank of each world size."""
+    """Show the samples of each step, with a line for each rank of each world size."""
     lines: list[str] = []
     history: list[list[int]] = []
     for world_size, steps in STAGES:

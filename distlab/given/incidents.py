@@ -1,7 +1,7 @@
-"""Recorded runs of the unit `drill`: what ranks reported, and what an agent saw.
+"""Recorded runs of the unit `drill`: the reports of ranks, and an agent's log.
 
-`phase4_production/incidents/` has runs of real processes with one fault in each, or
-none; benchmarks/record_incidents.py records them.
+`phase4_production/incidents/` has runs of real processes, each with a single fault or
+with none. benchmarks/record_incidents.py recorded them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Report(NamedTuple):
-    """What a rank wrote at the end of a step that it completed."""
+    """The report that a rank wrote at the end of a step that it completed."""
 
     rank: int
     step: int  # from 1
@@ -35,7 +35,7 @@ STOPPED = "stopped"  # someone asked all ranks to stop after `step`
 
 
 class Event(NamedTuple):
-    """One line of the agent's log. `rank` or `step` is -1 where it has none."""
+    """One line of the agent's log; `rank` or `step` is -1 if the line has none."""
 
     time_s: float
     kind: str
@@ -45,7 +45,7 @@ class Event(NamedTuple):
 
 
 class RecordedRun(NamedTuple):
-    """Reports and events of a run, in the order of their times."""
+    """The reports and events of a run, in the order of their times."""
 
     reports: list[Report]
     events: list[Event]
@@ -79,7 +79,7 @@ ACTIONS = {
 
 
 class Cause(NamedTuple):
-    """What went wrong first, on which rank, in which step; -1, -1 if nothing did."""
+    """The first fault of a run with its rank and step, or -1 and -1 without one."""
 
     what: str
     rank: int = -1
@@ -87,7 +87,7 @@ class Cause(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """The cause, what to do about it, and how many steps must be done again."""
+    """The cause, what to do about it, and how many steps must be repeated."""
 
     what: str
     rank: int
@@ -97,7 +97,7 @@ class Incident(NamedTuple):
 
 
 def read_run(path: str | Path) -> RecordedRun:
-    """A file of benchmarks/record_incidents.py."""
+    """Read a file that benchmarks/record_incidents.py wrote."""
     saved = json.loads(Path(path).read_text(encoding="utf-8"))
     return RecordedRun(
         [Report(*row) for row in saved["reports"]],

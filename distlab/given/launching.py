@@ -1,7 +1,8 @@
-"""Given to `process_group`: a launcher's events and actions, and real processes.
+"""A launcher's events and actions for unit `process_group`, and real processes.
 
-`run` turns what happens to processes into events, and the launcher's actions into
-processes and signals; a launcher itself touches neither.
+`run` translates between a launcher and real processes: it turns news about processes
+into events, and the launcher's actions into processes and signals. The launcher itself
+therefore touches neither.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from distlab.comm.services import Tick, WakeAt
 
 @dataclass(frozen=True)
 class Begin:
-    """Event: the launcher has been made; comes once, first."""
+    """Event: the launcher has been created; this is always the first event."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Finish:
-    """Action: the launcher itself ends, with this exit code."""
+    """Action: end the launcher itself, with this exit code."""
 
     exit_code: int
 
@@ -70,19 +71,19 @@ Action = Start | Signal | WakeAt | Finish
 
 
 class Launches(Protocol):
-    """A launcher, as `run` sees it."""
+    """The interface of a launcher that `run` can drive."""
 
     world_size: int
 
     def on(self, event: Event, now_s: float) -> Sequence[Action]:
-        """What to do about an event; `now_s` never decreases."""
+        """Return the actions for an event; `now_s` never decreases."""
 
 
 # ── the launcher at work: real processes, a real clock ──────────────────────────────
 
 
 class Processes:
-    """The real processes of a launcher, and what happens to them as events."""
+    """Starts a launcher's real processes and reports news about them as events."""
 
     def __init__(self, command: Sequence[str], world_size: int) -> None:
         self.command, self.world_size = command, world_size
@@ -94,7 +95,7 @@ class Processes:
             signal(number, lambda which, _: self.events.append(Interrupted(which)))
 
     def start(self, rank: int, generation: int) -> None:
-        """Start this rank; torch.distributed reads its environment."""
+        """Start this rank with the environment that torch.distributed reads."""
         port = self.ports.setdefault(generation, free_port())
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world_size}
         own |= {"TORCHELASTIC_RESTART_COUNT": generation - 1, "MASTER_PORT": port}
@@ -106,7 +107,7 @@ class Processes:
         )
 
     def new_events(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         events, self.events = self.events, []
         for rank, process in list(self.running.items()):
             if (code := process.poll()) is not None:
@@ -119,7 +120,7 @@ class Processes:
 
 
 def run(launcher: Launches, command: Sequence[str]) -> int:
-    """Drive the launcher with real processes of this command; returns its exit code."""
+    """Drive the launcher with real processes of this command; return its exit code."""
     processes = Processes(command, launcher.world_size)
     while True:
         for event in processes.new_events():
@@ -137,7 +138,7 @@ def run(launcher: Launches, command: Sequence[str]) -> int:
 
 
 def free_port() -> int:
-    """A port of this node that no process listens on."""
+    """Return a port of this node on which no process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -66,7 +66,7 @@ class EpochLoops:
         self._loops: list[Loop] = []  # loops started since the position was last set
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: it has the position, and none of the loops that run here."""
+        """Return the position without the running loops, for a copy or a pickle."""
         self.settle()
         loop = self.current()
         is_over = loop.has_all and not loop.is_running
@@ -74,7 +74,7 @@ class EpochLoops:
         return {**vars(self), _POSITION: position}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The reverse of `__getstate__`."""
+        """Take over the position that `__getstate__` returned."""
         state = dict(state)
         position = state.pop(_POSITION)
         vars(self).update(state)
@@ -160,10 +160,11 @@ def check_state(
 def saved_position(
     state: Mapping[str, Any], name: str, num_items: int
 ) -> tuple[int, int]:
-    """The epoch of a state, and how many of its `num_items` items it leaves out.
+    """Return the saved epoch, and how many of its `num_items` items to skip.
 
     Raises:
-        ValueError: one of them can't be: a text, a negative number, too many items.
+        ValueError: a value is impossible, such as a text, a negative number or more
+            items than the epoch has.
     """
     found = []
     for key, largest in (("epoch", None), (name, num_items)):

@@ -131,11 +131,12 @@ def check_scaling(
 def read_state(state: Any) -> tuple[float, int]:
     """Return the scale and the number of good steps in a saved state.
 
-    It may be the state of torch's GradScaler. Of that we take over only these two: the
-    factors and the interval are those that the new scaler was made with.
+    You can pass the state of torch's GradScaler. We take over only these two numbers
+    from it, because the new scaler keeps the factors and the interval that you
+    constructed it with.
 
     Raises:
-        ValueError: it is no loss scaler's state, or its values can't be right.
+        ValueError: the state isn't a loss scaler's, or its values can't be right.
     """
     found = dict(state) if isinstance(state, Mapping) else {}
     names = next((names for names in _STATES if found.keys() >= set(names)), None)

@@ -1,4 +1,4 @@
-"""Records of the unit `monitoring`: their fields, and how they are sent."""
+"""The fields of the records in unit `monitoring`, and how ranks send them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PARTS = ("data", "compute", "communication")
 
 
 class Record(NamedTuple):
-    """What one rank recorded in one step.
+    """The measurements of one rank in one step.
 
-    A rank without samples has num_samples 0 and the loss nan: a mean of nothing.
+    A rank without samples has num_samples 0, and its loss is nan, the mean of nothing.
     """
 
     rank: int
@@ -30,19 +30,19 @@ class Record(NamedTuple):
 
 
 def pack(record: Record) -> list[float]:
-    """The record as 8 numbers, to be sent as float64."""
+    """Convert the record to 8 numbers, which you can send as float64."""
     return [float(number) for number in record]
 
 
 def unpack(numbers: Sequence[float]) -> Record:
-    """The record of these 8 numbers."""
+    """Convert 8 numbers from `pack` back to a record."""
     rank, data_s, compute_s, communication_s, loss, *counts = numbers
     seconds = data_s, compute_s, communication_s
     return Record(int(rank), *seconds, loss, *map(int, counts))
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number below 2^32 that differs, in all likelihood, if any bit differs."""
+    """Return a number below 2^32 that almost certainly changes if any bit changes."""
     value = 0
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(uint8)
@@ -59,7 +59,7 @@ class Shares(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """One step of all ranks."""
+    """A summary of one step on all ranks."""
 
     shares: dict[int, Shares]  # by rank
     loss: float
@@ -67,7 +67,7 @@ class StepReport(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """The ranks that the records point at, in ascending order; often there is none."""
+    """The ranks that the records point at, in ascending order; often there are none."""
 
     stragglers: list[int]
     desynchronized: list[int]
@@ -79,18 +79,18 @@ Span = tuple[float, float]
 
 
 class Spans(NamedTuple):
-    """What a trace says of one rank; spans may overlap, and lie in any order."""
+    """The spans in one rank's trace, in any order; they may overlap."""
 
     communication: list[Span]
     compute: list[Span]
 
 
 def read_spans(path: str | Path) -> Spans:
-    """The spans of a file of torch.profiler's export_chrome_trace.
+    """Read the spans from a file that torch.profiler's export_chrome_trace wrote.
 
-    On a GPU a kernel is communication if it is NCCL's, else compute. On a CPU gloo's
-    threads annotate their collectives, and torch's operators are compute. They are
-    nested: aten::linear contains aten::addmm.
+    On a GPU, the kernels of NCCL count as communication and all others as compute. On a
+    CPU, gloo's threads annotate their collectives, and torch's operators count as
+    compute. Operators are nested: aten::linear contains aten::addmm, for example.
     """
     events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
     timed = [event for event in events if event.get("ph") == "X"]

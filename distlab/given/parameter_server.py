@@ -1,7 +1,7 @@
-"""Given to `parameter_server`: messages and log records as bytes, a worker's side.
+"""Messages and log records of unit `parameter_server` as bytes, and its worker.
 
-A message begins with its kind and number. A record of the log is a push and its rank,
-behind the length and the checksum of both.
+A message begins with its kind and number. A record of the log consists of its length
+and its checksum, followed by a push and the rank that sent it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _HEADER = struct.Struct("!BI")
 class Message(NamedTuple):
     """A push, a pull or its reply.
 
-    `number` counts the pushes of the worker that sends it, from 1. A pull has the
-    number of the worker's last push: 0 before its first. A pull has no values.
+    `number` counts the pushes of the worker that sends the message, starting at 1. A
+    pull has the number of the worker's last push, or 0 before the first one, and no
+    values.
     """
 
     kind: int
@@ -34,13 +35,13 @@ class Message(NamedTuple):
 
 
 def encode(kind: int, number: int, values: Tensor | None = None) -> bytes:
-    """A message as bytes; `values` has one dimension and float64."""
+    """Return a message as bytes; `values` must be a one-dimensional float64 tensor."""
     payload = b"" if values is None else values.numpy().tobytes()
     return _HEADER.pack(kind, number) + payload
 
 
 def decode(message: bytes) -> Message:
-    """The message of these bytes."""
+    """Read a message from its bytes."""
     kind, number = _HEADER.unpack_from(message)
     payload = bytearray(message[_HEADER.size :])
     values = torch.frombuffer(payload, dtype=torch.float64) if payload else None
@@ -54,15 +55,16 @@ _RECORD = struct.Struct("!II")  # bytes and checksum of what follows
 
 
 def pack_record(rank: int, number: int, gradient: Tensor) -> bytes:
-    """A push as a record of the log, with its length and a checksum."""
+    """Return a push as a log record, with its length and a checksum."""
     record = encode(PUSH, number, gradient) + bytes([rank])
     return _RECORD.pack(len(record), zlib.crc32(record)) + record
 
 
 def read_records(log: bytes) -> tuple[list[tuple[int, int, Tensor]], int]:
-    """Each push (rank, number, gradient) up to the first torn record; their bytes.
+    """Return the pushes before the first torn record, and how many bytes they take.
 
-    After a crash the last record may be torn: a part of it is missing, or is zeros.
+    Each push is a tuple (rank, number, gradient). After a crash the last record may be
+    torn, which means that part of it is missing or consists of zeros.
     """
     pushes, end = [], 0
     while end + _RECORD.size < len(log):
@@ -80,7 +82,7 @@ def read_records(log: bytes) -> tuple[list[tuple[int, int, Tensor]], int]:
 
 
 class Worker:
-    """A rank's connection to a server: repeats a message until it is answered."""
+    """A rank's connection to a server, which repeats a message until it is answered."""
 
     def __init__(
         self, endpoint: Endpoint, clock: Clock, server: str, timeout_s: float
@@ -90,12 +92,12 @@ class Worker:
         self.num_pushes = 0
 
     def push(self, gradient: Tensor) -> None:
-        """Push once; every repetition has the same number."""
+        """Push a gradient; if a message is repeated, it keeps its number."""
         self.num_pushes += 1
         self._ask(encode(PUSH, self.num_pushes, gradient))
 
     def pull(self) -> Tensor:
-        """The weights; waits as long as the server says "not yet"."""
+        """Return the weights, after waiting as long as the server says "not yet"."""
         return decode(self._ask(encode(PULL, self.num_pushes))).values
 
     def _ask(self, message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Given to the unit `pipeline_parallel`: what a schedule holds, and where it sends."""
+"""The entries of a schedule in unit `pipeline_parallel`, and the peers they talk to."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Action(NamedTuple):
 class ModelChunk(NamedTuple):
     """The layers of one stage, and an example of ONE sample that enters the stage.
 
-    Chunk c of rank r is stage c · n + r of all n · v stages: the stage after the last
-    rank's is the next chunk of rank 0. Only `example`'s shape and dtype matter.
+    Chunk c of rank r is stage c · n + r of all n · v stages, so the stage after the
+    last rank's is the next chunk of rank 0. Only the shape and dtype of `example`
+    matter.
     """
 
     module: nn.Module
@@ -37,7 +38,7 @@ class ModelChunk(NamedTuple):
 class Peer(NamedTuple):
     """The other end of a message: comm.recv(tensor, *peer), comm.isend(tensor, *peer).
 
-    The tag identifies the message: several may be in flight between two ranks.
+    The tag identifies the message, because several may be in flight between two ranks.
     """
 
     rank: int
@@ -53,10 +54,11 @@ Sends = dict[Action, Work]
 def peers(
     comm: Comm, action: Action, num_chunks: int
 ) -> tuple[Peer | None, Peer | None]:
-    """The peer from which `action` receives, and the peer to which it sends.
+    """Return the peer from which `action` receives, and the peer to which it sends.
 
-    A forward receives activations from the stage before; a backward receives their
-    gradient from the stage after. None at the first and the last stage of the model.
+    A forward receives activations from the stage before, and a backward receives their
+    gradient from the stage after. A peer is None at the first or last stage of the
+    model.
     """
     num_stages = num_chunks * comm.world_size
     stage = action.chunk * comm.world_size + comm.rank

@@ -1,8 +1,8 @@
-"""Given to `recovery`: what ranks report, and a supervisor's events and actions.
+"""Reports of ranks in unit `recovery`, and a supervisor's events and actions.
 
 `RecordedRun` reads the runs in distlab/given/runs/, which `python -m
-benchmarks.record_faults` has recorded: at any time of them it gives the reports that an
-agent had by then.
+benchmarks.record_faults` recorded. For any time in a run, it returns the reports that
+an agent had by then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the agent knows about the process of one rank; all times on one clock."""
+    """The agent's knowledge of one rank's process; all times are on the same clock."""
 
     rank: int
     steps: Sequence[Step]  # the newest of this process, ascending; some may be missing
@@ -43,7 +43,7 @@ class Report(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Ranks in any order, each in one of the lists or in none."""
+    """The ranks with a problem, in any order; a rank is in at most one list."""
 
     dead: list[int]
     frozen: list[int]
@@ -53,8 +53,9 @@ class Condition(NamedTuple):
 class RecordedRun(NamedTuple):
     """Messages of a run's ranks, in order: (time_s, rank, what, number).
 
-    What: "started" (by a process that has this rank from now on), "compute", "wait",
-    "save", "step" with its number, "beat", or "ended" with the exit code.
+    The third field is "started" (by a process that has this rank from now on),
+    "compute", "wait", "save", "step" with the step's number, "beat", or "ended" with
+    the exit code.
     """
 
     title: str
@@ -63,7 +64,7 @@ class RecordedRun(NamedTuple):
 
     @classmethod
     def read(cls, path: str | Path) -> RecordedRun:
-        """The run in this file; a name without a folder is one of RUNS."""
+        """Read the run in this file; a name without a folder is looked up in RUNS."""
         path = Path(path)
         path = path if path.exists() else RUNS / path.with_suffix(".json").name
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +72,7 @@ class RecordedRun(NamedTuple):
         return cls(fields["title"], rows, [tuple(row) for row in fields["faults"]])
 
     def reports(self, now_s: float) -> list[Report]:
-        """What the agent knew at this time, of every rank that had sent a message."""
+        """Return one report, at this time, for each rank that has sent a message."""
         found: dict[int, Report] = {}
         for time_s, rank, what, number in self.messages:
             if time_s > now_s:
@@ -94,7 +95,7 @@ class RecordedRun(NamedTuple):
 
 
 def show(path: str, detect: Callable[[list[Report], float], Condition]) -> None:
-    """Print each change of what `detect` says of a recorded run, with its time."""
+    """Print every change in what `detect` returns for a recorded run, with its time."""
     run = RecordedRun.read(path)
     last, end_s = Condition([], [], []), run.messages[-1][0]
     print(f"{path}: {run.title}")
@@ -111,7 +112,7 @@ def show(path: str, detect: Callable[[list[Report], float], Condition]) -> None:
 
 @dataclass(frozen=True)
 class Ready:
-    """Event: this process has imported everything and waits for a rank."""
+    """Event: this process has finished its imports and waits for a rank."""
 
     process: int
 
@@ -126,7 +127,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Event: `detect` has named the rank that this process has in this generation."""
+    """Event: `detect` has named the rank of this process in this generation."""
 
     process: int
     generation: int
@@ -142,7 +143,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Start:
-    """Action: start a process under this number; it imports, and reports Ready."""
+    """Action: start a process under this number; it imports, then reports Ready."""
 
     process: int
 
@@ -157,7 +158,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Form:
-    """Action: these processes leave their group, if any, and form a new one."""
+    """Action: let these processes leave their group, if any, and form a new one."""
 
     generation: int
     members: dict[int, int]  # rank → process; the ranks are 0 … world_size - 1
@@ -168,7 +169,7 @@ Action = Start | Signal | Form | WakeAt | Finish
 
 
 def exit_code_of(code: int) -> int:
-    """What a shell reports of a process that ended with this code: 128 + s after -s."""
+    """Return the code that a shell reports for this exit code: 128 + s for -s."""
     return code if code >= 0 else 128 - code
 
 

@@ -526,9 +526,10 @@ def _require_optimizer(run: Run, shared: State, owns: list[State], step: int) ->
 
 
 def _require_same_kind(what: str, optimizer: Any, state: Any) -> None:
-    """The saved groups have the settings of this kind; moments have the right shapes.
+    """Check that the saved groups have this optimizer's settings and the right shapes.
 
-    One side may have more settings: a scheduler adds some, and so does a newer torch.
+    One side may have more settings, because a scheduler adds some, and so does a newer
+    torch.
     """
     groups, saved = optimizer.param_groups, state.get("param_groups", [])
     here, there = ([len(g["params"]) for g in found] for found in (groups, saved))

@@ -1,4 +1,4 @@
-"""A data set that learns before each batch which step the batch is for."""
+"""A data set that is told before each batch which step the batch is for."""
 
 from __future__ import annotations
 

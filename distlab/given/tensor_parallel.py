@@ -1,4 +1,4 @@
-"""Given to the unit `tensor_parallel`: what its layers and operators have in common."""
+"""Shared parts of the layers and operators in unit `tensor_parallel`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Backward = Callable[[Any, Tensor], tuple[None, Tensor]]
 
 
 class Operators(NamedTuple):
-    """The operators of an MLP or attention, each applied once."""
+    """The two operators of an MLP or of attention, each of which is applied once."""
 
     before: RegionOperator
     after: RegionOperator
@@ -35,11 +35,11 @@ class Mesh(NamedTuple):
 class ParallelLinear(nn.Module):
     """A shard of the linear layer `full`, which is the same on every rank.
 
-    `full` is not modified. A frozen weight or bias stays frozen. `operator` is applied
-    to the input or to the output.
+    `full` isn't modified. A weight or bias that is frozen in it is frozen here as well.
+    `operator` is applied to the input or to the output.
 
     Raises:
-        ValueError: n does not divide the dimension that is sharded.
+        ValueError: n doesn't divide the dimension that is sharded.
     """
 
     def __init__(self, comm: Comm, full: nn.Linear, operator: RegionOperator) -> None:
@@ -53,13 +53,13 @@ class ParallelLinear(nn.Module):
 
     @abstractmethod
     def shard(self, full: nn.Linear) -> tuple[Tensor, Tensor | None]:
-        """This rank's weight and bias (None without one), as contiguous copies."""
+        """Return contiguous copies of this rank's weight and bias; None for no bias."""
 
 
 def reordered(full: nn.Linear, rows: Tensor) -> nn.Linear:
-    """A linear layer with the rows of weight and bias of `full` in this order.
+    """Return a linear layer with the rows of `full`, weight and bias, in this order.
 
-    `full` is not modified. A frozen weight or bias stays frozen.
+    `full` isn't modified. A weight or bias that is frozen in it is frozen here as well.
     """
     layer = copy.deepcopy(full)
     for name, parameter in list(layer.named_parameters()):
@@ -69,9 +69,10 @@ def reordered(full: nn.Linear, rows: Tensor) -> nn.Linear:
 
 
 def backward_of(forward: RegionOperator) -> Callable[[Backward], RegionOperator]:
-    """Make an operator of the function `forward` and of the decorated backward.
+    """Make an operator from the function `forward` and the decorated backward.
 
-    It is a custom autograd function of comm and x. backward finds comm in ctx.comm.
+    The operator is a custom autograd function of comm and x. Its backward finds comm in
+    ctx.comm.
     """
 
     def with_backward(backward: Backward) -> RegionOperator:

@@ -1,4 +1,4 @@
-"""Hooks of unit gradient_compression as hooks of torch's DistributedDataParallel."""
+"""Use hooks of unit gradient_compression with torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Hook = Callable[[Comm, Any], Work]
 
 
 class _TwoGroups:
-    """A communicator that is one thing on the thread of backward(), another elsewhere.
+    """A communicator with one group for the thread of backward(), one for the other.
 
-    torch numbers the collectives of a group as they are started. Those of the first
-    halves follow the order of the buckets, and so do those of the second halves; how
-    the two mix differs by rank. So each has a group of its own.
+    torch numbers the collectives of a group in the order in which they start. The first
+    halves start in the order of the buckets, and so do the second halves, but the ranks
+    interleave the two differently. That is why each half has its own group.
     """
 
     def __init__(self, first: Comm, second: Comm) -> None:
@@ -34,12 +34,12 @@ class _TwoGroups:
 
 
 def torch_hook(hook: Hook, comm: Comm | None = None) -> Callable[..., Any]:
-    """Make of `hook` what `model.register_comm_hook(None, …)` takes.
+    """Turn `hook` into an argument of `model.register_comm_hook(None, …)`; collective.
 
-    Collective: it makes a new group. `hook` is called inside backward() with each
-    bucket; the wait() of its Work runs on another thread, one bucket after another. So
-    backward() goes on, whatever wait() waits for. `comm` is that of torch's default
-    process group if it is None. Tested with gloo.
+    It is collective because it creates a new group. backward() calls `hook` with each
+    bucket, while another thread calls wait() on the Works, one bucket after another. So
+    backward() continues, no matter what wait() is waiting for. If `comm` is None, we
+    use torch's default process group. Tested with gloo.
     """
     comm = comm or TorchComm.from_default()
     n = comm.world_size

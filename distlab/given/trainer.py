@@ -1,4 +1,4 @@
-"""What the trainer of unit imagenet_trainer is given: the parts of a job, made."""
+"""The parts of a training that the trainer of unit imagenet_trainer receives."""
 
 from __future__ import annotations
 
@@ -18,103 +18,103 @@ class Engine(Protocol):
     """Data parallelism: when backward() returns, every .grad is the mean over ranks."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of the model."""
+        """Return the outputs of the model."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Around a forward and its backward(): it only adds to .grad, sends nothing."""
+        """Within this block, let backward() only add to .grad and send nothing."""
 
     def whole(self) -> nn.Module:
-        """Collective: a model with all weights, and the same buffers on every rank."""
+        """Return a model with all weights and buffers on every rank; collective."""
 
 
 class Scaler(Protocol):
-    """A loss scaler, such as that of 2.7: unscale_, step, update, in this order."""
+    """A loss scaler such as that of 2.7; call unscale_, step, update in this order."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
+        """Return the loss times the scale."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, once per step. Collective."""
+        """Divide the gradients by the scale, once per step; collective."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step, unless a rank's gradients overflowed; whether it stepped."""
+        """Step unless a rank's gradients overflowed; return True if it stepped."""
 
     def update(self) -> None:
         """Set the scale for the next step."""
 
     def state_dict(self) -> State:
-        """See Stateful."""
+        """Return the state, as in `Stateful`."""
 
     def load_state_dict(self, state: State) -> None:
-        """See Stateful."""
+        """Continue from `state`, as in `Stateful`."""
 
 
 class NoScaler:
-    """For float32 and bfloat16: the scale is 1, and every step is taken."""
+    """A scaler for float32 and bfloat16 with a scale of 1, which takes every step."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss itself."""
+        """Return the loss itself."""
         return loss
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step."""
+        """Step and return True."""
         optimizer.step()
         return True
 
     def update(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def state_dict(self) -> State:
-        """No state."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """No state."""
+        """Do nothing."""
 
 
 class Loader(Stateful, Protocol):
-    """A loader as in 1.10 and 1.15; after load_state_dict it is within an epoch."""
+    """A loader as in 1.10 and 1.15, which can load a position within an epoch."""
 
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of `epoch`; another epoch starts at its first batch."""
+        """Use the order of `epoch`; an epoch that is new starts at its first batch."""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """This rank's (inputs, targets) of each remaining global batch."""
+        """Yield this rank's (inputs, targets) of each remaining global batch."""
 
 
 class Average(Stateful, Protocol):
     """An average of the weights over the steps, as in distlab/recipe/average.py."""
 
     def update(self, model: nn.Module) -> None:
-        """Take the weights of the model into the average."""
+        """Add the weights of the model to the average."""
 
     def in_place_of(self, model: nn.Module) -> AbstractContextManager[None]:
-        """In this block the model has the average's weights."""
+        """Within this block, give the model the averaged weights."""
 
 
 class NoAverage:
-    """Without an average: evaluation is that of the weights themselves."""
+    """A stand-in for an average, with which you evaluate the weights themselves."""
 
     def update(self, model: nn.Module) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def in_place_of(self, model: nn.Module) -> AbstractContextManager[None]:
-        """The model keeps its weights."""
+        """Leave the model's weights as they are."""
         return nullcontext()
 
     def state_dict(self) -> State:
-        """No state."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """No state."""
+        """Do nothing."""
 
 
 class Metrics(NamedTuple):
@@ -126,12 +126,13 @@ class Metrics(NamedTuple):
 
 @dataclass(kw_only=True)
 class Job:
-    """The parts of a training, on one rank. They are the same kind on every rank.
+    """The parts of a training on one rank; every rank has the same kinds of parts.
 
-    `model` is the module itself, and `engine` is called instead of it in training.
-    `prepare` augments a batch, for the epoch. `evaluate(model)` is exact over all
-    ranks: collective, in evaluation mode, and back. `settings` are those that a run
-    which goes on from a checkpoint has in common with the one that saved it.
+    `model` is the module itself, but in training you call `engine` instead of it.
+    `prepare` augments a batch, given the epoch. `evaluate(model)` covers the samples of
+    all ranks exactly and is collective; it switches to evaluation mode and back.
+    `settings` must be the same in a run that continues from a checkpoint as in the run
+    that saved it.
     """
 
     comm: Comm
@@ -155,10 +156,10 @@ class Job:
 
 
 class FullBatches:
-    """A loader without the last batch of an epoch, if that one is smaller.
+    """A loader that leaves out the last batch of an epoch if that batch is smaller.
 
-    Batch norm over one sample, or a rank without a sample, would spoil that step. The
-    order differs from epoch to epoch, so other samples are left out each time.
+    Batch norm over a single sample, or a rank without any, would spoil the step. The
+    order differs from epoch to epoch, so each time other samples are left out.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -172,24 +173,24 @@ class FullBatches:
 
     @property
     def epoch(self) -> int:
-        """See Loader."""
+        """The epoch of the next batch."""
         return int(self.loader.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See Loader."""
+        """Use the order of `epoch`, as in `Loader`."""
         self.loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """See Loader."""
+        """Yield the full batches that remain, as in `Loader`."""
         for batch in self.loader:  # run to the end, so the next loop starts over
             if self.loader.num_delivered <= self.num_full:
                 yield batch
 
     def state_dict(self) -> State:
-        """See Stateful."""
+        """Return the state of the loader inside."""
         state: State = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: Any) -> None:
-        """See Stateful."""
+        """Load the state of the loader inside."""
         self.loader.load_state_dict(state)

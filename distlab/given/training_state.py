@@ -1,4 +1,4 @@
-"""The state of a run as plain data: what has it, and how it becomes shards and back."""
+"""The state of a run as plain data: the parts that have it, and how shards hold it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ EXTRA = "extra_state"
 
 
 class Stateful(Protocol):
-    """An optimizer, a scheduler, a scaler, a data loader."""
+    """A part of a run with state, for example an optimizer or a data loader."""
 
     def state_dict(self) -> State:
-        """What it must know to continue."""
+        """Return everything that the part needs to continue."""
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Continue from there."""
+        """Continue from a state that state_dict() returned."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What one rank trains with. Data parallelism: the model is the same on all ranks.
+    """Everything that one rank trains with; the model is the same on all ranks.
 
-    `master`: the optimizer's float32 copies, if the model has a smaller dtype.
-    `parts`: "scheduler", "scaler", "loader" and so on, those that there are.
-    `hook`: a compression hook; it may have `residuals`, and `factors` as PowerSGD has.
+    `master` has the optimizer's float32 copies, if the model has a smaller dtype.
+    `parts` has the "scheduler", "scaler", "loader" and so on, as far as the run has
+    them.
+    `hook` is a compression hook. It may have `residuals`, and `factors` like PowerSGD.
     If a module of `model` has get_extra_state(), we add a part named "extra_state".
     """
 
@@ -57,15 +58,15 @@ class Run:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has another part of the optimizer's state, as in ZeRO."""
+        """True if each rank has its own part of the optimizer's state, as in ZeRO."""
         return hasattr(self.optimizer, "state_by_name")
 
 
 class ExtraState:
     """The state of modules besides parameters and buffers, by name in the model.
 
-    That is what get_extra_state() returns, and what _save_to_state_dict() or a hook of
-    state_dict() adds.
+    It includes what get_extra_state() returns, and anything that _save_to_state_dict()
+    or a hook of state_dict() adds.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -102,19 +103,19 @@ class ExtraState:
 
 
 class _AddedState:
-    """What a module's own _save_to_state_dict() adds, as if it were extra state."""
+    """Presents additions of a module's _save_to_state_dict() as extra state."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def get_extra_state(self) -> State:
-        """All that is no parameter and no buffer."""
+        """Return all entries that are neither parameters nor buffers."""
         own = {name for name, _ in self.module.named_parameters(recurse=False)}
         own |= {name for name, _ in self.module.named_buffers(recurse=False)}
         return {n: value for n, value in self._saved().items() if n not in own}
 
     def set_extra_state(self, state: State) -> None:
-        """Load it, together with the parameters that the module has.
+        """Load the state together with the parameters that the module has.
 
         Raises:
             ValueError: the module refused it.
@@ -135,13 +136,13 @@ class _AddedState:
 
 
 class _HookedState:
-    """What a module's hooks add to state_dict(), as if it were extra state."""
+    """Presents additions of a module's state_dict() hooks as extra state."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def get_extra_state(self) -> State:
-        """All that state_dict() would not have without the hooks."""
+        """Return all entries that state_dict() wouldn't have without the hooks."""
         saved = self.module.state_dict()
         hooks = self.module._state_dict_hooks
         self.module._state_dict_hooks = OrderedDict()
@@ -152,7 +153,7 @@ class _HookedState:
         return {name: value for name, value in saved.items() if name not in own}
 
     def set_extra_state(self, state: State) -> None:
-        """Load it by the module's own load_state_dict(), which has hooks as well."""
+        """Load it through the module's own load_state_dict(), which also has hooks."""
         self.module.load_state_dict({**self.module.state_dict(), **state}, strict=False)
 
 
@@ -169,7 +170,7 @@ def require_same_model(
     """Require that saved parameters and `buffers` match the model's names and shapes.
 
     Raises:
-        ValueError: they have not; one line names the first difference.
+        ValueError: they don't match; one line names the first difference.
     """
     _require_same(dict(model.named_parameters()), saved)
     if buffers is not None:
@@ -193,7 +194,7 @@ def _require_same(here: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> No
 
 
 def random_state() -> State:
-    """Where the generators of Python, numpy, torch and the GPUs are."""
+    """Return the states of the generators of Python, numpy, torch and the GPUs."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -203,7 +204,7 @@ def random_state() -> State:
 
 
 def set_random_state(state: State) -> None:
-    """Continue with the numbers that come after `random_state()`."""
+    """Continue with the numbers that would have come after `random_state()`."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -225,10 +226,11 @@ def seed_all(seed: int) -> None:
 def pack(
     shared: State, own: State, rank: int, world_size: int
 ) -> tuple[dict[str, Tensor], dict[str, JSON]]:
-    """The tensors and the meta of this rank's shard, for `save`.
+    """Return the tensors and the `meta` of this rank's shard, for `save`.
 
-    Each tensor of `shared`, which is the same on every rank, goes into the shard of one
-    rank, so that every rank writes about as much; all of `own` into that of this rank.
+    Every rank has the same `shared`, so each of its tensors goes into the shard of only
+    one rank, in such a way that all ranks write about as much. `own` goes into this
+    rank's shard as a whole.
 
     If a value is neither a tensor nor plain data, this doesn't raise. Instead, `save`
     fails on all ranks and names the value and its rank.
@@ -250,10 +252,10 @@ def pack(
 
 
 def unpack(checkpoint: Checkpoint) -> tuple[State, list[State]]:
-    """The shared state, and the own state of each rank that saved.
+    """Return the shared state, and the own state of each rank that saved.
 
     Raises:
-        ValueError: the shards were not made by `pack`.
+        ValueError: `pack` didn't make the shards.
     """
     everywhere: dict[str, Tensor] = {}
     for shard in checkpoint.shards:

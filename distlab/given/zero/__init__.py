@@ -1,8 +1,8 @@
-"""Given to the unit `sharded_optimizer`: all of ZeRO that is neither math nor message.
+"""The parts of ZeRO that unit `sharded_optimizer` gives you: all but math and messages.
 
-`Bucket` lays parameters out in one vector; `BucketOptimizer` is what the users of a
-torch.optim.Optimizer expect; `Backward` calls one function for each bucket during
-backward(); `ShardedLayers` says when weights come and go.
+`Bucket` lays out parameters in one vector. `BucketOptimizer` provides the interface of
+a torch.optim.Optimizer. `Backward` calls one function for each bucket during
+backward(), and `ShardedLayers` decides when to gather and to free weights.
 """
 
 from distlab.given.zero.backward import Backward

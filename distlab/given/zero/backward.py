@@ -1,4 +1,4 @@
-"""Within backward(): one call for each bucket, in the same order on every rank."""
+"""Call a function per bucket during backward(), in the same order on every rank."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from distlab.given.zero.buckets import Bucket
 
 
 class Reducer(Protocol):
-    """What is called for each bucket."""
+    """The interface that `Backward` calls for each bucket."""
 
     def reduce_bucket(self, bucket: Bucket) -> None:
-        """The bucket's gradients are ready; those of unused parameters are None."""
+        """Reduce the bucket's gradients; they are ready, or None if unused."""
 
 
 class Backward:
     """Calls `reducer.reduce_bucket` for each bucket in each backward().
 
-    From the last bucket to the first; each as soon as its own gradients and those of
-    all later ones are there. What waits for a parameter that was not used is reduced
-    at the end of this backward(): so every rank calls it equally often.
+    It goes from the last bucket to the first, and calls each as soon as its own
+    gradients and those of all later buckets are ready. Buckets that still wait for the
+    gradient of an unused parameter are reduced at the end of this backward(), so that
+    every rank makes the same number of calls.
 
-    Every rank calls backward() equally often. With several in one step, each reaches
-    a trained parameter on every rank.
+    Every rank must call backward() equally often. If there are several calls in one
+    step, each must reach a trained parameter on every rank.
     """
 
     def __init__(self, model: nn.Module, reducer: Reducer) -> None:
@@ -47,7 +48,11 @@ class Backward:
             )
 
     def begin(self) -> None:
-        """Called within backward(): if it is a new one, all buckets are unreduced."""
+        """Mark all buckets as unreduced when a new backward() begins.
+
+        Hooks call this within backward(), so it does nothing if that one has begun
+        already.
+        """
         if self.is_going_on:
             return
         self._prepare()
@@ -55,10 +60,10 @@ class Backward:
         Variable._execution_engine.queue_callback(self._end)
 
     def finish(self) -> None:
-        """After the last backward(): reduce what no backward() has reached.
+        """Reduce the rest after the last backward(), if this rank had none.
 
         Raises:
-            RuntimeError: a backward() has not ended.
+            RuntimeError: a backward() hasn't ended.
         """
         self._expect_ended()
         if not self.num_ended:  # on this rank; on others there may have been one
@@ -67,7 +72,7 @@ class Backward:
         self.num_ended = 0
 
     def reset(self) -> None:
-        """Forget all gradients, also of a backward() that raised."""
+        """Forget all gradients, even those of a backward() that raised."""
         self.is_going_on, self.num_ended = False, 0
 
     def _prepare(self) -> None:
@@ -76,7 +81,7 @@ class Backward:
         self.missing = {bucket: set(bucket.parameters) for bucket in self.buckets}
 
     def end_of(self, buckets: list[Bucket]) -> None:
-        """Called within backward(): no more gradients of these buckets will come."""
+        """Note within backward() that no more gradients of these buckets will come."""
         self.begin()
         for bucket in buckets:
             self.missing[bucket].clear()
@@ -106,7 +111,7 @@ class Backward:
 
 
 def _is_within_backward() -> bool:
-    """Whether this is code that backward() calls, such as a checkpoint's forward."""
+    """Return True in code that backward() calls, such as a checkpoint's forward."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)

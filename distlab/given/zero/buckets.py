@@ -1,4 +1,4 @@
-"""Parameters in flat vectors: which layer each belongs to, and one bucket of them."""
+"""Flat vectors of parameters: find the layer of each parameter, and form buckets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ranges = Sequence[tuple[int, int, int]]
 
 
 class Bucket:
-    """Some parameters of one group: views of one vector, `flat`, padded at its end.
+    """Parameters of one group as views of a single vector, `flat`, padded at its end.
 
-    `shard` is this rank's chunk of `flat` as a parameter, in the same memory;
-    `shard_ranges` lists the elements in it, one range after another. `names`, `sizes`
-    and `parameters` have the same order.
+    `shard` is this rank's chunk of `flat` as a parameter that shares its memory, and
+    `shard_ranges` lists the ranges of elements in it. `names`, `sizes` and `parameters`
+    are in the same order.
     """
 
     def __init__(
@@ -50,11 +50,13 @@ class Bucket:
 
     @property
     def is_unsharded(self) -> bool:
-        """Whether `flat` has memory."""
+        """True if `flat` has memory."""
         return self.flat.untyped_storage().nbytes() > 0 or not self.flat.numel()
 
     def take_gradients(self) -> Tensor:
-        """All gradients in a vector like `flat`, zeros for none; each .grad is None.
+        """Return all gradients in a vector like `flat`, and set each .grad to None.
+
+        A parameter without a gradient gets zeros.
 
         Raises:
             ValueError: a gradient is sparse.
@@ -80,18 +82,18 @@ class Bucket:
         release(self.parameters)
 
     def free(self) -> None:
-        """Free the memory of `flat` and all its views: they must not be read."""
+        """Free the memory of `flat`; you may not read it or its views after that."""
         self.wait()
         self.flat.untyped_storage().resize_(0)
         guard(self.parameters, self.names)
 
     def wait(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for all operations in flight."""
         while self.in_flight:
             self.in_flight.pop().wait()
 
     def slices(self) -> list[slice]:
-        """Where each of `shard_ranges` lies in the shard."""
+        """Return the slice of the shard that each of `shard_ranges` occupies."""
         found, offset = [], 0
         for _, start, stop in self.shard_ranges:
             found.append(slice(offset, offset + stop - start))
@@ -107,10 +109,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The model's children in order; of a list of modules, its elements.
+    """Return the model's children in order; a list of modules counts as its elements.
 
-    Parameters of several of them, and those directly on the model, belong to the model
-    itself, which is then the first layer.
+    If a parameter belongs to several of them or directly to the model, it counts as the
+    model's own. The model itself is then the first layer.
     """
     modules = list(_computing(model))
     places: dict[nn.Parameter, list[int]] = {}
@@ -135,7 +137,7 @@ def _computing(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def flatten(tensors: Sequence[Tensor], length: int) -> Tensor:
-    """A copy of all tensors in one vector of this length, zeros at its end."""
+    """Copy all tensors into one vector of this length, with zeros at its end."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     rest = length - sum(part.numel() for part in flat)
     return torch.cat([*flat, flat[0].new_zeros(rest)])

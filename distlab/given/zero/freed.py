@@ -1,6 +1,6 @@
-"""Parameters without memory: what may be asked of them, and a sentence for the rest.
+"""Parameters without memory: allow questions about metadata, and refuse all others.
 
-Without this, torch reads where there is nothing, and the process ends.
+Without this class, torch would read freed memory, and the process would crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS = {"data", "T", "H", "mT", "mH", "real", "imag"}  # attributes that are
 
 
 class FreedMemoryError(RuntimeError):
-    """An operation was given a tensor without memory: torch itself would crash."""
+    """Raised if an operation gets a tensor without memory, where torch would crash."""
 
 
 class FreedParameter(nn.Parameter):
@@ -31,7 +31,7 @@ class FreedParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Metadata and gradients are there; numbers are not.
+        """Allow access to metadata and gradients, but not to the numbers.
 
         Raises:
             FreedMemoryError: the operation needs numbers.
@@ -46,20 +46,20 @@ class FreedParameter(nn.Parameter):
         return _refuse(next(freed))
 
     def __repr__(self) -> str:  # type: ignore[override]
-        """Its name and shape."""
+        """Return the parameter's name and shape."""
         return f"sharded parameter {_name(self)}, shape {tuple(self.shape)}: no memory"
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        """Refused."""
+        """Refuse to copy a parameter without memory."""
         _refuse(self)
 
     def __reduce_ex__(self, proto: Any) -> NoReturn:
-        """Refused."""
+        """Refuse to pickle a parameter without memory."""
         _refuse(self)
 
 
 def guard(parameters: Iterable[nn.Parameter], names: Iterable[str]) -> None:
-    """The parameters' memory is freed."""
+    """Mark the parameters as freed, so that using their numbers raises an error."""
     for parameter, name in zip(parameters, names, strict=True):
         if type(parameter) is nn.Parameter:
             parameter._distlab_name = name  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def guard(parameters: Iterable[nn.Parameter], names: Iterable[str]) -> None:
 
 
 def release(parameters: Iterable[nn.Parameter]) -> None:
-    """The parameters have memory again."""
+    """Undo `guard`, because the parameters have memory again."""
     for parameter in parameters:
         if type(parameter) is FreedParameter:
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]

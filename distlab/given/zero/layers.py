@@ -1,7 +1,7 @@
-"""At stage 3: layers whose weights come and go, and what users do meanwhile.
+"""Stage 3: layers that gather and free their weights, in all the ways people use them.
 
-Outputs may be tuples, dicts or dataclasses, or views of the weights; a forward may be
-a checkpoint's, or raise; and somebody saves the model.
+Outputs may be tuples, dicts, dataclasses or views of the weights. A forward may belong
+to a checkpoint, or may raise. And someone may want to save the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EachOutput(nn.Module):
         self._hidden = [layer]  # in a list: it is no child
 
     def register_forward_hook(self, hook: Any, **how: Any) -> Any:
-        """Register `hook(layer, inputs, tensor)`, for each tensor in the output."""
+        """Register `hook(layer, inputs, tensor)` for each tensor in the output."""
 
         def for_each(layer: nn.Module, inputs: Any, output: Any) -> None:
             for tensor in tensors_in(output):
@@ -38,15 +38,15 @@ class EachOutput(nn.Module):
         return self._hidden[0].register_forward_hook(for_each, **how)
 
     def register_full_backward_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        """As of the layer itself."""
+        """Register a backward hook on the layer itself."""
         return self._hidden[0].register_full_backward_pre_hook(hook, prepend)
 
 
 class ShardedLayers:
-    """Layers that a subclass unshards and reshards: who is called when, and what for.
+    """Calls a subclass whenever a layer needs its full weights or no longer does.
 
-    `layers` lists each layer's buckets. For each bucket, shard_bucket is called at
-    first; for each layer, hook_forward and hook_backward.
+    `layers` lists each layer's buckets. The constructor calls shard_bucket for each
+    bucket, then hook_forward and hook_backward for each layer.
     """
 
     is_prefetching = False
@@ -76,7 +76,7 @@ class ShardedLayers:
     # ── what stage 3 has to do ──────────────────────────────────────────────────────
 
     def shard_bucket(self, bucket: Bucket) -> None:
-        """Keep the shard, free the full weights."""
+        """Keep the shard and free the full weights."""
         raise NotImplementedError
 
     def unshard_bucket(self, bucket: Bucket) -> None:
@@ -84,7 +84,7 @@ class ShardedLayers:
         raise NotImplementedError
 
     def hook_forward(self, number: int, layer: nn.Module) -> None:
-        """Call unshard_layer before the layer's forward, reshard_layer after it."""
+        """Call unshard_layer before the layer's forward, and reshard_layer after it."""
         raise NotImplementedError
 
     def hook_backward(self, number: int, layer: nn.Module) -> None:
@@ -92,17 +92,21 @@ class ShardedLayers:
         raise NotImplementedError
 
     def reduce_bucket(self, bucket: Bucket) -> None:
-        """The layer's backward is done."""
+        """Reduce the bucket's gradients, because the layer's backward has ended."""
         raise NotImplementedError
 
     def prefetch(self, bucket: Bucket) -> list[Work]:
-        """Start to gather the full weights."""
+        """Start gathering the full weights, and return the Works to wait for."""
         raise NotImplementedError
 
     # ── what hooks call ─────────────────────────────────────────────────────────────
 
     def unshard_layer(self, number: int, following: int, *_: Any) -> None:
-        """Before layer `number` computes; `following` computes next, if it exists."""
+        """Gather the weights of layer `number` before it computes.
+
+        If prefetching is on, also start gathering those of layer `following`, which
+        computes next, provided there is such a layer.
+        """
         for bucket in self.layers[number]:
             bucket.wait()
             if self._is_needed(bucket):
@@ -113,9 +117,9 @@ class ShardedLayers:
                     bucket.in_flight = self.prefetch(bucket)
 
     def reshard_layer(self, number: int, *_: Any) -> None:
-        """After layer `number` has computed: free its full weights, keep the shards.
+        """Free the full weights of layer `number` after it computed; keep the shards.
 
-        Not within backward(), in a checkpoint's forward.
+        Within backward(), that is in a checkpoint's forward, the weights stay.
         """
         for bucket in self.layers[number]:
             if not self.backward.is_going_on:
@@ -131,9 +135,9 @@ class ShardedLayers:
                 tensor.register_hook(self._begin)
 
     def _watch_inputs(self, number: int, _layer: Any, args: Any, kwargs: Any) -> Any:
-        """Find out when the layer's backward is over: not all its parameters are used.
+        """Find out when the layer's backward ends, even if some parameters are unused.
 
-        Every rank then reduces at the same place between the others' collectives.
+        Every rank then reduces at the same point between the other collectives.
         """
         given = [t for t in _tensors(args, kwargs) if t.requires_grad]
         if not given or not torch.is_grad_enabled():
@@ -148,7 +152,7 @@ class ShardedLayers:
             self.backward.end_of(self.layers[number])
 
     def forget_calls(self) -> None:
-        """Called after a step: no backward of a forward before it is to come."""
+        """Forget, after a step, the forwards whose backward hasn't run."""
         self._calls = [0] * len(self._calls)
 
     def _begin(self, _gradient: Tensor) -> None:
@@ -170,23 +174,23 @@ class ShardedLayers:
 
 
 class _Told(torch.autograd.Function):
-    """The inputs, unchanged; `tell` is called when their gradients are known."""
+    """Returns the inputs unchanged, and calls `tell` when their gradients are known."""
 
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *inputs: Tensor) -> Any:
-        """The inputs."""
+        """Return the inputs."""
         ctx.tell = tell
         return inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Their gradients."""
+        """Call `tell` and pass on the gradients."""
         ctx.tell()
         return None, *gradients
 
 
 def _tensors(*values: Any) -> list[Tensor]:
-    """The tensors in a layer's inputs, in the order of `_mapped`."""
+    """Return the tensors in a layer's inputs, in the order of `_mapped`."""
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -198,10 +202,10 @@ def _tensors(*values: Any) -> list[Tensor]:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors in a layer's output.
+    """Yield the tensors in a layer's output.
 
     Raises:
-        TypeError: it is an object that may have tensors inside, and cannot be read.
+        TypeError: the output is an object that we can't search for tensors.
     """
     if isinstance(output, Tensor):
         yield output
@@ -223,7 +227,7 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 def _out_of_flat(
     own: list[Bucket], _layer: nn.Module, _inputs: Any, output: Any
 ) -> Any:
-    """The output with copies of tensors that are views of the layer's weights."""
+    """Return the output, with copies in place of views of the layer's weights."""
     flats = {bucket.flat.untyped_storage()._cdata for bucket in own}
 
     def is_view(tensor: Tensor) -> bool:

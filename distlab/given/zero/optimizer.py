@@ -1,4 +1,4 @@
-"""What users of a torch.optim.Optimizer expect, around one that has shards only."""
+"""An optimizer that has only shards, but behaves like any torch.optim.Optimizer."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 class Weights(Protocol):
-    """Stage 3: who shards and unshards the weights of a bucket."""
+    """Shards and unshards the weights of a bucket at stage 3."""
 
     is_prefetching: bool
 
     def shard_bucket(self, bucket: Bucket) -> None:
-        """Keep the shard, free the full weights."""
+        """Keep the shard and free the full weights."""
 
     def unshard_bucket(self, bucket: Bucket) -> None:
         """Gather the full weights."""
 
     def forget_calls(self) -> None:
-        """A step ends."""
+        """Forget, after a step, the forwards whose backward hasn't run."""
 
 
 class BucketOptimizer(torch.optim.Optimizer):
-    """An optimizer of shards: `param_groups` and `state` are those of `optimizer`.
+    """An optimizer of shards; `param_groups` and `state` are those of `optimizer`.
 
-    `layers` lists the buckets of each layer, `buckets` all of them in order; `groups`
-    are the caller's parameter groups. A step: loss.backward(), once or several times;
-    reduce_gradients(); clip if wanted; step(); zero_grad(). step() reduces, too, if
-    that was not done. reduce_gradients, step, full_state_dict and, at stage 3, forward
-    and backward are collective.
+    `layers` lists the buckets of each layer, `buckets` has all of them in order, and
+    `groups` are the caller's parameter groups. In a step, call loss.backward() one or
+    several times, then reduce_gradients(), clip if you like, and call step() and
+    zero_grad(). If you didn't reduce, step() does. The methods reduce_gradients, step
+    and full_state_dict are collective, and at stage 3 forward and backward are as well.
 
     Raises:
-        ValueError: a trained parameter is not in one group; a group has a parameter
-            that the model has not; the optimizer needs whole parameters.
+        ValueError: a trained parameter isn't in exactly one group, a group has a
+            parameter that isn't in the model, or the optimizer needs whole parameters.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class BucketOptimizer(torch.optim.Optimizer):
     # ── what a stage has to do ──────────────────────────────────────────────────────
 
     def shard_ranges(self, sizes: Sequence[int]) -> Ranges:
-        """This rank's ranges of a bucket, whose parameters have these sizes."""
+        """Return this rank's ranges of a bucket, given the sizes of its parameters."""
         raise NotImplementedError
 
     def shard_groups(self) -> list[ParamGroup]:
-        """The parameter groups for `optimizer`."""
+        """Return the parameter groups for `optimizer`."""
         raise NotImplementedError
 
     def scatter_gradients(self) -> None:
-        """After backward(): set each shard's gradient."""
+        """Set each shard's gradient, after backward()."""
         raise NotImplementedError
 
     def update(self) -> None:
@@ -100,11 +100,11 @@ class BucketOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def state_by_name(self) -> dict[str, Entry]:
-        """This rank's part of the state."""
+        """Return this rank's part of the state."""
         raise NotImplementedError
 
     def call_in_backward(self, reducer: Reducer) -> Backward:
-        """From now on backward() calls `reducer.reduce_bucket` for each bucket."""
+        """Make backward() call `reducer.reduce_bucket` for each bucket from now on."""
         self.backward = Backward(self.model, reducer)
         for bucket in self.buckets:
             self.backward.add(bucket)
@@ -114,15 +114,15 @@ class BucketOptimizer(torch.optim.Optimizer):
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the shards have the gradients of this step."""
+        """True if the shards have the gradients of this step."""
         return self._is_reduced
 
     def reduce_gradients(self) -> None:
         """Set each bucket.shard.grad to this rank's chunk of the mean gradient.
 
         Raises:
-            RuntimeError: the shards have gradients of an earlier step; a backward()
-                has not ended.
+            RuntimeError: the shards have gradients of an earlier step, or a backward()
+                hasn't ended.
         """
         if self.backward is not None:
             self.backward.finish()
@@ -136,13 +136,14 @@ class BucketOptimizer(torch.optim.Optimizer):
         self._is_reduced, self._num_left = True, self._num_unreduced()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the weights; what `closure` returns, if given.
+        """Update the weights, and return what `closure` returns, if there is one.
 
-        A parameter that had no gradient on any rank is not updated.
+        A parameter that had no gradient on any rank isn't updated.
 
         Raises:
-            RuntimeError: gradients came after reduce_gradients(); the parameters of
-                `optimizer` were changed; a parameter is trained that was frozen.
+            RuntimeError: gradients arrived after reduce_gradients(), someone changed
+                the parameters of `optimizer`, or a parameter that was frozen is now
+                trained.
         """
         loss = None
         if closure is not None:
@@ -168,7 +169,7 @@ class BucketOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients; without `set_to_none` they count as zeros from now."""
+        """Clear all gradients; if `set_to_none` is False, they count as zeros."""
         self._is_reduced = False
         for bucket in self.buckets:
             for parameter in (bucket.shard, *bucket.pieces, *bucket.parameters):
@@ -185,11 +186,11 @@ class BucketOptimizer(torch.optim.Optimizer):
     # ── groups ──────────────────────────────────────────────────────────────────────
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Train these parameters, too, with the group's settings. On all ranks.
+        """Also train these parameters, with the group's settings; call it on all ranks.
 
         Raises:
-            ValueError: one of them is frozen, or in a group already, or not in the
-                model; or, at stage 3, belongs to several layers.
+            ValueError: a parameter is frozen, is in a group already, isn't in the
+                model, or at stage 3 belongs to several layers.
         """
         if not hasattr(self, "_own"):  # called by torch's constructor
             return
@@ -269,7 +270,7 @@ class BucketOptimizer(torch.optim.Optimizer):
     # ── saved state ─────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: by name under "state", settings under "param_groups"."""
+        """Return this rank's state by name in "state", settings in "param_groups"."""
         states = self.state_by_name()
         for bucket in self.buckets:
             parts = zip(bucket.pieces, bucket.shard_ranges, strict=False)
@@ -282,11 +283,11 @@ class BucketOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, states: Any) -> None:
         """Continue from the `state_dict()` of all ranks of a run, of any world size.
 
-        Settings such as the learning rate are those that were saved.
+        Settings such as the learning rate are also loaded.
 
         Raises:
-            ValueError: a state is missing or incomplete, or has other groups. Nothing
-                has changed in that case.
+            ValueError: a state is missing or incomplete, or has other groups. In that
+                case, nothing has changed.
         """
         every = [states] if isinstance(states, dict) else list(states)
         if not every or not all({"state", "param_groups"} <= {*one} for one in every):
@@ -299,7 +300,7 @@ class BucketOptimizer(torch.optim.Optimizer):
         self._own = self._optimized()
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The model's state_dict() with full weights: a copy, on every rank."""
+        """Return a copy of the model's state_dict() with full weights on every rank."""
         freed = [bucket for bucket in self.buckets if not bucket.is_unsharded]
         for bucket in freed:
             assert self.weights is not None
@@ -311,7 +312,7 @@ class BucketOptimizer(torch.optim.Optimizer):
 
 
 class ZeroGrad:
-    """The model's zero_grad(): clears what the shards have, too."""
+    """The model's zero_grad(), which also clears the gradients of the shards."""
 
     def __init__(
         self, model: nn.Module, optimizer: BucketOptimizer | None = None
@@ -325,7 +326,7 @@ class ZeroGrad:
             self.optimizer.zero_grad(set_to_none)
 
     def __reduce__(self) -> Any:
-        """A copy of the model has no optimizer."""
+        """Leave the optimizer out of a copy of the model."""
         return ZeroGrad, (self.model,)
 
 

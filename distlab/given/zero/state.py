@@ -1,4 +1,4 @@
-"""The optimizer's state by name: put together from all ranks, and cut for this one."""
+"""The optimizer's state by name: collect it from all ranks, and cut it for this one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANGE = ("start", "stop")
 def saved_groups(
     optimizer: torch.optim.Optimizer, buckets: list[Bucket]
 ) -> list[dict[str, Any]]:
-    """Each group's settings, and the names of all its parameters."""
+    """Return each group's settings and the names of all its parameters."""
     bucket_of = dict(parameters_of(buckets))
     found = []
     for group in optimizer.param_groups:
@@ -100,14 +100,14 @@ def _joined(bucket: Bucket, entries: list[Entry]) -> Entry:
 
 
 def _is_like(one: Entry, other: Entry) -> bool:
-    """Whether two entries have the same keys, and the same numbers that are single."""
+    """Return True if two entries have the same keys and the same single numbers."""
     return one.keys() == other.keys() and all(
         is_per_element(value) or bool(value == other[key]) for key, value in one.items()
     )
 
 
 def _on(bucket: Bucket, entry: Entry) -> Entry:
-    """With all vectors on the bucket's device."""
+    """Return the entry with all vectors on the bucket's device."""
     device = bucket.flat.device
     return {
         key: value.to(device)

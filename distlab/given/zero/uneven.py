@@ -1,8 +1,8 @@
-"""Parameters that no rank used in a step: torch leaves them and their state alone.
+"""Parameters that no rank used in a step, whose values and state torch doesn't change.
 
-A shard is one parameter to the optimizer. Where only some of a shard's parameters were
-used, it becomes several: one for each of its ranges, in the same memory. From then on
-each has a state of its own, its count of steps too.
+To the optimizer, a shard is one parameter. If only some of the model's parameters in it
+were used, we split it into several, one for each of its ranges, in the same memory.
+From then on, each of these has its own state, including its own count of steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distlab.given.zero.buckets import Bucket
 
 
 def agree(comm: Comm, buckets: list[Bucket]) -> None:
-    """Each bucket's `was_used` becomes that of any rank. One small all_reduce."""
+    """Set each `was_used` to True if any rank used the parameter, by an all_reduce."""
     if comm.world_size == 1:
         return
     flags = [used for bucket in buckets for used in bucket.was_used]
@@ -31,7 +31,7 @@ def agree(comm: Comm, buckets: list[Bucket]) -> None:
 
 
 def leave_unused(optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
-    """Take the gradients from what was not used, before the optimizer's step."""
+    """Remove the gradients of unused parameters, before the optimizer's step."""
     used = [bucket.was_used[number] for number, _, _ in bucket.shard_ranges]
     if not bucket.pieces and used and not any(used):
         bucket.shard.grad = None
@@ -44,7 +44,7 @@ def leave_unused(optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
 
 
 def split(optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
-    """From now on each range of the shard is a parameter of its own."""
+    """Turn each range of the shard into a parameter of its own, from now on."""
     for group in optimizer.param_groups:
         for place, parameter in enumerate(group["params"]):
             if parameter is bucket.shard:
@@ -58,7 +58,7 @@ def split(optimizer: torch.optim.Optimizer, bucket: Bucket) -> None:
 
 
 def cut(state: dict[str, Any], own: slice) -> dict[str, Any]:
-    """The state of some elements of a shard."""
+    """Return the state of some elements of a shard."""
     return {
         key: value[own].clone() if is_per_element(value) else deepcopy(value)
         for key, value in state.items()
@@ -66,12 +66,12 @@ def cut(state: dict[str, Any], own: slice) -> dict[str, Any]:
 
 
 def is_per_element(value: Any) -> bool:
-    """Whether an entry of the state has a number for each element."""
+    """Return True if an entry of the state has a number for each element."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
 def parameters_of(buckets: list[Bucket]) -> Iterator[tuple[nn.Parameter, Bucket]]:
-    """What the optimizer has of each bucket."""
+    """Yield the optimizer's parameters in each bucket."""
     for bucket in buckets:
         for parameter in bucket.pieces or [bucket.shard]:
             yield parameter, bucket
