@@ -147,27 +147,27 @@ class OneGenerator:
 
 
 class SeveralGenerators:
-    """Generators of which there are several."""
+    """Generators of which there are several, or other things that ranks keep apart."""
 
-    def __init__(self, sources: Sequence[Source], lazy: bool) -> None:
-        self._all = [OneGenerator(source, lazy) for source in sources]
+    def __init__(self, parts: Sequence[Generators]) -> None:
+        self._all = parts
         self.word, self.seen_word, self.anyone_drew = None, _NO_WORD, True
 
-    def own(self, seed: int) -> list[OwnNumbers]:
+    def own(self, seed: int) -> list[Any]:
         """See `Generators.own`."""
         return [one.own(seed) for one in self._all]
 
-    def begin(self, own: list[OwnNumbers]) -> None:
+    def begin(self, own: list[Any]) -> None:
         """See `Generators.begin`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.begin(numbers)
 
-    def put(self, own: list[OwnNumbers]) -> None:
+    def put(self, own: list[Any]) -> None:
         """See `Generators.put`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.put(numbers)
 
-    def take(self, own: list[OwnNumbers]) -> None:
+    def take(self, own: list[Any]) -> None:
         """See `Generators.take`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.take(numbers)
@@ -182,7 +182,8 @@ def make_generators(*, lazy: bool, every: bool) -> Generators:
     """Torch's generator, or with `every` also those of `random` and numpy."""
     if not every:
         return OneGenerator(torchs(), lazy)
-    return SeveralGenerators([torchs(), pythons(), numpys()], lazy)
+    sources = (torchs(), pythons(), numpys())
+    return SeveralGenerators([OneGenerator(source, lazy) for source in sources])
 
 
 def torchs() -> Source:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from distlab.comm import Factory
@@ -11,6 +11,7 @@ from distlab.runner import Limits, Run
 from distlab.sim.carriers import CarrierName
 from distlab.sim.conditions import Loss
 from distlab.sim.faults import STORE, Faults
+from distlab.sim.generators import Generators
 from distlab.sim.messages import Trace
 from distlab.sim.net.links import Network
 from distlab.sim.net.quantities import time_words
@@ -88,6 +89,8 @@ class Setup:
     wall_limit_s: float | None
     turn_limit_s: float | None
     services: Mapping[str, Factory]
+    belongings: Callable[[], Generators] | None = None
+    on_output: Callable[[int, str], None] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_RANKS:

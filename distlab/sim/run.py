@@ -17,7 +17,7 @@ from distlab.comm import Factory
 from distlab.runner import Limits
 from distlab.sim.carriers import CarrierName
 from distlab.sim.faults import Faults
-from distlab.sim.generators import DrewLate
+from distlab.sim.generators import DrewLate, Generators
 from distlab.sim.kernel import MustMove
 from distlab.sim.net.links import AlphaBeta, Network
 from distlab.sim.payload import Payload
@@ -45,6 +45,8 @@ def run(
     wall_limit_s: float | None = None,
     turn_limit_s: float | None = None,
     services: Mapping[str, Factory] | None = None,
+    belongings: Callable[[], Generators] | None = None,
+    on_output: Callable[[int, str], None] | None = None,
 ) -> SimRun:
     """Run `program(context, *args)` on `world_size` simulated ranks to its end.
 
@@ -71,6 +73,9 @@ def run(
     `services` are nodes that are no ranks, by their names, with what makes each; ranks
     call them by name. Faults can name them, and "store", the node of `context.store`.
 
+    `belongings` makes what is swapped when ranks are, by default torch's generator.
+    What a rank prints goes to `on_output(rank, text)` as well as into its record.
+
     Raises:
         ValueError: fewer than 1 or more than 4,096 ranks, an unknown carrier or
             payload, a negative number of bytes, faults of ranks that do not exist, a
@@ -95,6 +100,8 @@ def run(
         wall_limit_s=wall_limit_s,
         turn_limit_s=turn_limit_s,
         services=services or {},
+        belongings=belongings,
+        on_output=on_output,
     )
     tell = on_report or (lambda rank, value: None)
     if carrier != "auto":

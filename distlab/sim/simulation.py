@@ -58,7 +58,9 @@ class Simulation:
         self._kernel = Kernel(
             make_carrier(carrier),
             can_move=can_move,
-            generators=make_generators(lazy=lazy, every=setup.isolate),
+            generators=setup.belongings()
+            if setup.belongings
+            else make_generators(lazy=lazy, every=setup.isolate),
         )
         self._limit_s = setup.limits.seconds if setup.limits else math.inf
         self._limits = setup.limits or Limits()
@@ -122,7 +124,9 @@ class Simulation:
         kernel, setup = self._kernel, self._setup
         with ExitStack() as stack:
             most = self._limits.output_bytes
-            stack.enter_context(output_by_rank(kernel, self._records, most))
+            stack.enter_context(
+                output_by_rank(kernel, self._records, most, setup.on_output)
+            )
             if setup.isolate:
                 stack.enter_context(environment_by_rank(kernel, setup.world_size))
             yield

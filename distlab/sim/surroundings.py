@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,10 +79,15 @@ class _OutputByRank(io.TextIOBase):
     """What is written goes to the rank that runs; outside of ranks, where it went."""
 
     def __init__(
-        self, kernel: Kernel, records: list[RankRecord], most: int, otherwise: Any
+        self,
+        kernel: Kernel,
+        records: list[RankRecord],
+        most: int,
+        tell: Callable[[int, str], None] | None,
+        otherwise: Any,
     ) -> None:
         self._kernel, self._records, self._most = kernel, records, most
-        self._otherwise = otherwise
+        self._tell, self._otherwise = tell, otherwise
 
     def write(self, text: str) -> int:
         """Keep `text`, as far as there is room for it."""
@@ -92,6 +97,8 @@ class _OutputByRank(io.TextIOBase):
         elif not self._kernel.closing:
             record = self._records[fiber.rank]
             record.output += text[: max(0, self._most - len(record.output))]
+            if self._tell is not None:
+                self._tell(fiber.rank, text)
         return len(text)
 
     def close(self) -> None:
@@ -100,12 +107,15 @@ class _OutputByRank(io.TextIOBase):
 
 @contextmanager
 def output_by_rank(
-    kernel: Kernel, records: list[RankRecord], most: int
+    kernel: Kernel,
+    records: list[RankRecord],
+    most: int,
+    tell: Callable[[int, str], None] | None = None,
 ) -> Iterator[None]:
-    """While it lasts, what a rank prints goes into its record."""
+    """While it lasts, what a rank prints goes into its record, and to `tell`."""
     out, err = sys.stdout, sys.stderr
-    sys.stdout = _OutputByRank(kernel, records, most, out)
-    sys.stderr = _OutputByRank(kernel, records, most, err)
+    sys.stdout = _OutputByRank(kernel, records, most, tell, out)
+    sys.stderr = _OutputByRank(kernel, records, most, tell, err)
     try:
         yield
     finally:

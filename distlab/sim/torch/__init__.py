@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,22 +49,33 @@ def run(
     *args: Any,
     net: Network | None = None,
     flops_per_s: float = 1e13,
+    per_node: int | None = None,
+    is_initialized: bool = True,
     **options: Any,
 ) -> SimRun:
     """Run `fn(*args)`, torch.distributed code, on each of `world_size` simulated ranks.
 
-    `flops_per_s` is how fast one rank computes. `options` are those of
+    `flops_per_s` is how fast one rank computes. `per_node` is the number of ranks on
+    each node, from which LOCAL_RANK and its like follow; by default all are on one.
+    Unless `is_initialized`, there is no group until init_process_group has been called,
+    as in a script. `options` are those of
     `distlab.sim.run` (faults, journal, limits, seed, …); `values` has what `fn`
     returned on each rank.
 
     Raises:
-        ValueError: a speed that is not above 0, a run inside of another one, a carrier
-            or payload, of which there is one only, and what `distlab.sim.run` refuses.
+        ValueError: a speed that is not above 0, nodes that do not divide the ranks, a
+            run inside of another one, a carrier or payload, of which there is one only,
+            and what `distlab.sim.run` refuses.
         RunnerError: this version of torch is not a tested one.
     """
     require_tested(torch.__version__)
     if not flops_per_s > 0:
         raise ValueError(f"flops_per_s is {flops_per_s}: it must be above 0")
+    per_node = per_node or world_size
+    if per_node < 1 or world_size % per_node:
+        raise ValueError(
+            f"{world_size} ranks cannot be on nodes of {per_node} ranks each"
+        )
     if chosen := sorted({"carrier", "payload"} & options.keys()):
         raise ValueError(
             f"{chosen[0]} cannot be chosen: torch.distributed code runs on threads and "
@@ -78,9 +90,9 @@ def run(
         from distlab.sim.torch.patches import installed
         from distlab.sim.torch.shared_store import SharedStore
 
-        program = partial(
-            _live, fn, SharedStore(), 1 / flops_per_s, dict(vars(os.environ)["_data"])
-        )
+        outer = dict(vars(os.environ)["_data"])
+        settings = _Settings(1 / flops_per_s, per_node, is_initialized, outer)
+        program = partial(_live, fn, SharedStore(), settings)
         with installed():
             return simulate(
                 program,
@@ -123,11 +135,20 @@ def require_tested(version: str) -> None:
     )
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What all ranks of a run are told."""
+
+    seconds_per_flop: float
+    per_node: int
+    is_initialized: bool
+    environment: dict[bytes, bytes]
+
+
 def _live(
     fn: Callable[..., Any],
     shared: Any,
-    seconds_per_flop: float,
-    environment: dict[bytes, bytes],
+    settings: _Settings,
     context: RankContext,
     *args: Any,
 ) -> Any:
@@ -136,13 +157,16 @@ def _live(
     from distlab.sim.torch.patches import RankWorld, environment_of
     from distlab.sim.torch.rank import Rank, settle_in
 
-    rank = Rank(context, shared, seconds_per_flop)
+    rank = Rank(context, shared, settings.seconds_per_flop)
     rank.world = RankWorld()
-    rank.environment = environment_of(rank.number, rank.world_size, environment)
+    rank.environment = environment_of(
+        rank.number, rank.world_size, settings.per_node, settings.environment
+    )
     settle_in(rank)
     try:
-        torch.distributed.init_process_group("gloo")
-        rank.world.is_ours = True
+        if settings.is_initialized:
+            torch.distributed.init_process_group("gloo")
+            rank.world.is_ours = True
         with ChargeFlops(rank.charge):
             value = fn(*args)
         rank.settle()

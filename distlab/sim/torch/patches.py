@@ -254,15 +254,23 @@ class _Environment(MutableMapping[bytes, bytes]):
         return len(self._mine())
 
 
-def environment_of(rank: int, world_size: int, outer: dict[bytes, bytes]) -> Any:
+def environment_of(
+    rank: int, world_size: int, per_node: int, outer: dict[bytes, bytes]
+) -> dict[bytes, bytes]:
     """What torchrun would put into the environment of that rank."""
     own = {
         "RANK": rank,
-        "LOCAL_RANK": rank,
+        "LOCAL_RANK": rank % per_node,
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        "GROUP_RANK": 0,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": world_size // per_node,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "sim",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     return {**outer, **{k.encode(): str(v).encode() for k, v in own.items()}}
