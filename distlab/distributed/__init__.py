@@ -6,8 +6,9 @@
     model = dist.DistributedDataParallel(model)
     sampler = dist.DistributedSampler(dataset)
 
-Each name runs the code of a task: the learner's if it has passed, otherwise the
-reference's. `get_distributed_info()["units"]` lists them, `distlab use` chooses.
+Each name runs the code of one or more tasks. For each task, that is your own code if it
+has passed, and the reference's otherwise. `get_distributed_info()["units"]` lists which
+one runs, and `distlab use` lets you choose.
 """
 
 from distlab.comm import ReduceOp

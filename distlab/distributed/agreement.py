@@ -125,10 +125,12 @@ def agreed(comm: Comm, make: Callable[[], str], advice: str, **named: str) -> No
 
 
 def require_alike(comm: Comm, values: Any, what: str) -> list[Tensor]:
-    """Compare shapes of tensors in lists, tuples and dicts; collective; the tensors.
+    """Compare the shapes of tensors in lists, tuples and dicts; collective.
+
+    Returns the tensors.
 
     Raises:
-        DisagreementError: shapes or dtypes differ; on every rank.
+        DisagreementError: on every rank if shapes or dtypes differ.
     """
     tensors = [
         leaf.detach() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)

@@ -1,4 +1,4 @@
-"""Check, before ranks connect, that each has arrived once and they agree how many.
+"""Before ranks connect, check that each has arrived once and all agree on their number.
 
     rank/<r>    which process claimed this rank, so that a second one can't
     size        WORLD_SIZE as the first rank knows it

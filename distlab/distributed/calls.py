@@ -37,10 +37,10 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def require_sendable(tensor: object) -> None:
-    """Require a tensor whose elements lie in a row in memory.
+    """Require a tensor whose elements are contiguous in memory.
 
     Raises:
-        ValueError: it isn't one.
+        ValueError: it isn't.
     """
     if not isinstance(tensor, Tensor):
         what = type(tensor).__name__

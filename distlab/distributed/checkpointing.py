@@ -1,4 +1,4 @@
-"""Activation checkpointing of phase 2 as a scope around forward()."""
+"""The activation checkpointing of phase 2, as a scope around forward()."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from distlab.distributed.recomputation import Surroundings
 
 @contextmanager
 def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
-    """Have forward() of each block keep only its input for backward().
+    """Make forward() of each block keep only its input for backward().
 
-    backward() runs the block again; it may be called in the scope or after it. A block
-    takes one tensor that requires a gradient, its first argument, and returns a tensor.
-    Without `blocks`, we take those in an nn.Sequential or nn.ModuleList of any
-    wrapper of this process, namely the outermost ones with layers inside. The scope
-    has the list of all blocks. A block may draw random numbers, run under autocast, and
-    update buffers, such as batch norm's. The second run sees the same state as the
-    first, and its updates are discarded. A block may not be part of a
-    DistributedDataParallel with find_unused_parameters: see 2.5.
+    To get the activations back, backward() runs the block again; you may call it in the
+    scope or after it. The first argument of a block must be a tensor that requires a
+    gradient, and no other tensor that you pass may require one. The block returns a
+    tensor. If you pass no `blocks`, we look for them in an nn.Sequential or
+    nn.ModuleList of any wrapper in this process, and take the outermost ones that
+    contain layers. The scope yields the list of all blocks.
+
+    A block may draw random numbers, run under autocast, and update buffers such as
+    batch norm's. The second run sees the same state as the first, and its updates are
+    discarded. A block may not be part of a DistributedDataParallel with
+    find_unused_parameters, for the reason that 2.5 explains.
 
     Raises:
-        ValueError: there is no block; in forward(), a second tensor of a block
-            requires a gradient.
+        ValueError: there is no block, or in forward() a second tensor that you pass to
+            a block requires a gradient.
 
     Example:
         layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())] * 4

@@ -1,4 +1,4 @@
-"""Checkpoints of phase 4 as two calls: one after a step, one at the start.
+"""The checkpoints of phase 4 as two calls: one after a step, one at the start.
 
 save_checkpoint    full_state ─▶ packed ─▶ save    a shard of each rank, then commit
 load_checkpoint    load ─▶ checked ─▶ restore      the newest one that is complete
@@ -55,24 +55,28 @@ def save_checkpoint(
     keep: int = 2,
     **parts: Stateful,
 ) -> None:
-    """Save everything a resume needs to be bit-equal on the same number of ranks.
+    """Save everything that a resume needs to be bit-equal on as many ranks; collective.
 
-    Collective. `model` is data parallel or bare, `optimizer` any of torch's or the
-    sharded one of 3.13. `parts` are what else has a state_dict(): scheduler, scaler,
-    sampler. We also save each rank's random numbers, the state of a compression hook,
-    and whatever modules return from get_extra_state(). If a state differs between
-    ranks, such as a position in a rank's own data, each rank saves its own, and only
-    the same number of ranks can load it. As soon as the call returns on any rank, the
-    checkpoint is complete. The newest `keep` stay in `folder`, which all ranks share.
+    `model` may be wrapped in data parallelism or not, and `optimizer` may be any of
+    torch's or the sharded one of 3.13. Pass everything else that has a state_dict(),
+    such as a scheduler, a scaler or a sampler, as `parts`. We also save each rank's
+    random numbers, the state of a compression hook, and whatever modules return from
+    get_extra_state().
+
+    If a state differs between ranks, such as a position in a rank's own data, each rank
+    saves its own, and only the same number of ranks can load it. As soon as the call
+    returns on any rank, the checkpoint is complete. All ranks share `folder`, which
+    keeps the newest `keep` checkpoints.
 
     Raises:
-        CheckpointError: nothing was saved, on any rank, for example because a disk is
-            full, a value is neither a tensor nor plain data, or `folder` has a complete
+        CheckpointError: no rank saved anything, for example because a disk is full, a
+            value is neither a tensor nor plain data, or `folder` has a complete
             checkpoint of a later step, which load_checkpoint would take. Training can
             continue, and earlier checkpoints are unchanged.
         ValueError: the model is sharded over the ranks, lazy, or on the meta device; a
             name in `parts` is reserved; `step` or `keep` is invalid; or the ranks pass
-            different steps or make different calls, such as rank 0 alone this one.
+            different steps or make different calls, for instance if only rank 0 makes
+            this one.
 
     Example:
         init_process_group()
@@ -106,19 +110,20 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | Path, model: nn.Module, optimizer: Stateful, **parts: Stateful
 ) -> int | None:
-    """Load the newest checkpoint in `folder`; return its step, or None without one.
+    """Load the newest checkpoint in `folder` and return its step; collective.
 
-    Collective. Pass objects that were made like the saved ones. An incomplete
-    checkpoint is skipped with a warning, and we load the one before it. All ranks load
-    the same checkpoint or none, so if this raises, all objects are unchanged. You can
-    load it on a different number of ranks if the optimizer and all `parts` allow it.
+    Returns None if there is no checkpoint. Pass objects that you constructed in the
+    same way as the saved ones. If a checkpoint is incomplete, we skip it with a warning
+    and load the one before it. All ranks load the same checkpoint or none, so if this
+    raises, no object has changed. You can load a checkpoint on a different number of
+    ranks if the optimizer and all `parts` allow it.
 
     Raises:
-        CheckpointError: there are checkpoints but none is complete, there are shards
-            of several steps but no manifest, the ranks found different checkpoints, or
-            another rank could not load it.
-        ValueError: the checkpoint is from another model or optimizer, or lacks one of
-            `parts`; or the ranks make different calls.
+        CheckpointError: there are checkpoints but none is complete, there are shards of
+            several steps but no manifest, the ranks found different checkpoints, or
+            another rank couldn't load it.
+        ValueError: the checkpoint belongs to another model or optimizer, or lacks one
+            of `parts`; or the ranks make different calls.
         DiskError: the folder can't be read.
 
     Example:
@@ -156,7 +161,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 class _NoDisk:
-    """A folder that this rank cannot open: `save` tells all ranks why."""
+    """A folder that this rank can't open, so that `save` can tell all ranks why."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

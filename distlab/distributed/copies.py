@@ -31,7 +31,7 @@ NUM_KEPT = 2
 
 
 class Label(NamedTuple):
-    """Name a state by its step and generation; a newer one compares as larger."""
+    """Identifies a state by its step and generation; a newer one compares as larger."""
 
     step: int
     generation: int
@@ -88,7 +88,7 @@ class Holdings:
         return next((slot for slot in self._slots if slot.label == label), None)
 
     def report(self) -> list[list[int]]:
-        """List [step, generation, rank, size, has theirs] of each slot for others."""
+        """List [step, generation, rank, size, has theirs] of each slot for peers."""
         return [
             [*slot.label, slot.rank, slot.size, int(bool(slot.theirs))]
             for slot in self._slots
@@ -98,7 +98,7 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyPlan:
-    """Says which state all members take, and which ranks of the new group have it."""
+    """The state that all members take, and the ranks of the new group that have it."""
 
     label: Label
     size: int  # of the group that had the state

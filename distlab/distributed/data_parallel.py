@@ -5,9 +5,9 @@
     no_sync()     .grad is this rank's own sum, until sync_gradients() or a backward()
                   outside
 
-A rank that has run out of batches takes part through join(), or through zero_loss() in
-each remaining step. Both count only the ranks that have a batch, so they need
-find_unused_parameters=True.
+When a rank has run out of batches, it takes part in the remaining steps through join(),
+or by calling zero_loss() in each of them. Both compute the mean over the ranks that
+still have a batch, so they need find_unused_parameters=True.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ class DistributedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Send nothing: backward() in this block only adds to .grad.
+        """Let backward() only add to .grad in this block, without sending anything.
 
-        Ranks may accumulate different numbers of batches, so a rank that is alone in
-        this block is no error in itself. Call optimizer.step() only after a backward()
-        outside of it on every rank: otherwise the ranks' weights become different,
-        which the next check of the weights reports.
+        The ranks may accumulate different numbers of batches, so you may enter this
+        block on a single rank. But on every rank, call optimizer.step() only after a
+        backward() outside of it. Otherwise the weights of the ranks diverge, which the
+        next check of the weights reports.
 
         Example:
             init_process_group()
@@ -173,7 +173,7 @@ class DistributedDataParallel(nn.Module):
             yield
 
     def join(self) -> Iterator[None]:
-        """Take part in the other ranks' remaining steps after this rank's last batch.
+        """Yield once per step that other ranks run after this rank's last batch.
 
         Call it on every rank at the end of its loop. Gradients are then the mean over
         the ranks that have a batch.
@@ -202,9 +202,9 @@ class DistributedDataParallel(nn.Module):
     def zero_loss(self) -> Tensor:
         """Return a loss of zero for a step without a batch here; call backward() on it.
 
-        Gradients are then the mean over the ranks that have one. A loss written as
-        0 * sum of all parameters does the same; a loss that is zero because of its
-        values counts as a batch.
+        The gradients are then the mean over the ranks that have a batch. You can write
+        the same loss as 0 * the sum of all parameters. A loss that just happens to have
+        the value zero, however, counts as a batch.
 
         Raises:
             ValueError: find_unused_parameters is False.
@@ -380,9 +380,9 @@ def _name_of(hook: Any) -> str:
 
 
 def _take_over(engine: Any) -> None:
-    """Make older engines with the same parameters stay silent from now on.
+    """Silence older engines with the same parameters from now on.
 
-    Parameters that an older one's module has lost since don't count.
+    We ignore parameters that the older engine's module no longer has.
     """
     own = set(engine.module.parameters())
     for older in _ENGINES:
@@ -399,7 +399,7 @@ _ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _engine_class() -> Any:
-    """A subclass of the unit's DistributedDataParallel."""
+    """Return a subclass of the unit's DistributedDataParallel."""
     base = unit("distributed_data_parallel").DistributedDataParallel
     members = {name: added(base) for name, added in _ADDED.items()}
     members |= {"sync_gradients": _sync_gradients, "await_backward": _await_backward}
@@ -548,7 +548,7 @@ def _begun(pending: set[int], number: int, _: Tensor) -> None:
 
 
 def _sync_gradients(self: Any) -> None:
-    """One synchronization outside backward(), in the steps of the unit's join()."""
+    """Synchronize once outside of backward(), in the steps of the unit's join()."""
     is_stale = self.is_stale and any(p.grad is not None for p in self.trainable)
     if self.find_unused_parameters:
         self.unused = []

@@ -105,7 +105,7 @@ class Seen:
         """Raise an error if a parameter without a gradient has been frozen.
 
         Raises:
-            RuntimeError: one has been frozen, and `finds_unused` is False.
+            RuntimeError: a parameter has been frozen, and `finds_unused` is False.
         """
         for parameter, known in self._parameters.items():
             if finds_unused or parameter in arrived:
@@ -117,10 +117,10 @@ class Seen:
                 )
 
     def buffers(self, module: nn.Module) -> list[Tensor]:
-        """Return the buffers to fill with rank 0's, without any added since.
+        """Return the buffers to fill with rank 0's values, leaving out any added since.
 
         Raises:
-            RuntimeError: a buffer has changed its shape or dtype, or is gone.
+            RuntimeError: a buffer has a new shape or dtype, or no longer exists.
         """
         now = dict(module.named_buffers())
         for name, kind in self._buffers.items():

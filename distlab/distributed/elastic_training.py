@@ -4,12 +4,12 @@
         with step:
             …                      a batch, backward(), optimizer.step()
 
-Under `distlab.launch --standby K`, a lost peer ends the `with` block early. The group
-is formed again, all ranks take the newest complete step, and the loop continues
+Under `distlab.launch --standby K`, losing a peer ends the `with` block early. The ranks
+then form their group again and take the newest complete step, and the loop continues
 from there. Under any other launcher, a lost peer is an error as usual.
 
 Cost, under --standby: in each step a copy of the state in memory, and three messages,
-of which one has the state that only this rank has.
+one of which contains the state that only this rank has.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ def elastic(
     folder: str | Path | None = None,
     save_every: int | None = None,
 ) -> Elastic:
-    """Train `state` so that losing a rank costs no step; collective.
+    """Train `state` in such a way that losing a rank costs no step; collective.
 
-    `state` has "model" and "optimizer", and whatever else changes from step to step and
-    has state_dict(): "scheduler", "scaler", … Or it is a `Run` of the unit
-    fault_tolerance. With `folder` checkpoints are saved there, every `save_every` steps
-    and when SIGTERM arrives: then the processes end with exit code 143. (While a group
-    is formed there is nothing that all could save; they end at once.) The newest one
-    that is complete is where training begins. One that cannot be saved is a line on
-    stderr, and no reason to stop. Under --standby and --elastic, parts such as
-    "scheduler" must be the same on all ranks.
+    `state` is a dict with "model" and "optimizer", and with anything else that changes
+    from step to step and has a state_dict(), such as "scheduler" or "scaler". It may
+    also be a `Run` of the unit fault_tolerance. Under --standby and --elastic, parts
+    such as "scheduler" must be the same on all ranks.
+
+    If you pass a `folder`, training begins at the newest complete checkpoint in it, and
+    we save new ones every `save_every` steps and when SIGTERM arrives, after which the
+    processes end with exit code 143. (While a group is being formed, there is no step
+    that all ranks could save, so they end at once.) If a checkpoint can't be saved, we
+    print a line to stderr and training continues.
 
     Raises:
         ValueError: `state` lacks a model or an optimizer; or under --standby or
@@ -98,7 +100,7 @@ def elastic(
 
 
 class StepAttempt:
-    """One attempt at a step; put everything that belongs to the step in its `with`."""
+    """One attempt at a step; run everything that belongs to the step in its `with`."""
 
     def __init__(self, training: Elastic, index: int) -> None:
         self.index = index
@@ -176,13 +178,13 @@ class Elastic:
             self._regroup()
 
     def _warm_up(self) -> None:
-        """Load now what would cost time while all ranks wait for this process."""
+        """Do slow set-up work now, while no rank has to wait for this process."""
         _, own = self._state()
         decode_own(encode_own(own))
         assert unit("fault_tolerance").restore
 
     def _first_state(self) -> None:
-        """The newest checkpoint, or what rank 0 has made."""
+        """Load the newest checkpoint, or take the state that rank 0 constructed."""
         disk = self._disk
         if disk is not None:
             tasks = unit("fault_tolerance")
@@ -216,7 +218,7 @@ class Elastic:
     # ── a step is complete ──────────────────────────────────────────────────────────
 
     def _complete(self) -> bool:
-        """Return once all ranks have completed the step; True: they have not."""
+        """Wait until all ranks have completed the step; return True if they haven't."""
         try:
             self._commit(self.completed + 1)
         except (PeerLost, RuntimeError) as error:
@@ -284,7 +286,7 @@ class Elastic:
     # ── a peer is lost ──────────────────────────────────────────────────────────────
 
     def _is_recovered(self, error: BaseException) -> bool:
-        """If the error is about a lost peer: form the next group, take its state."""
+        """If the error means a lost peer, form the next group and take its state."""
         group = self._group
         if group is None or not isinstance(error, PeerLost | RuntimeError):
             return False
@@ -326,7 +328,7 @@ class Elastic:
         return {"step": self.completed, "holds": self._holds.report()}
 
     def _report_times(self) -> None:
-        """After the first step of a generation: when what was done."""
+        """Report the times of a regrouping, after the first step of a generation."""
         if self._times and self._group is not None:
             times, self._times = self._times, {}
             self._group.member.say(
@@ -334,7 +336,7 @@ class Elastic:
             )
 
     def _take(self, go: Go) -> None:
-        """Have the same step as all ranks of the new group; collective."""
+        """Bring this rank to the step of all ranks of the new group; collective."""
         assert self._group is not None
         _write_into(go.log)
         self.grad_accum_steps = go.grad_accum_steps

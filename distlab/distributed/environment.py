@@ -29,7 +29,7 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A process's place in its job; `address` is None where one rank is alone."""
+    """A process's place in its job; `address` is None if the job has a single rank."""
 
     rank: int
     world_size: int
@@ -48,8 +48,8 @@ def read_place(
     """Read the place from the arguments, or else from the environment.
 
     Raises:
-        ValueError: something is missing or no integer, or the rank or the local rank
-            does not exist.
+        ValueError: a value is missing or isn't an integer, or there is no such rank or
+            local rank.
     """
     env = dict(os.environ if environment is None else environment)
     env |= rank_environment(env)
@@ -78,7 +78,8 @@ def read_local_rank(
     """Read this process's number on its node; `other` if the environment lacks it.
 
     Raises:
-        ValueError: it is no integer, negative, or not below LOCAL_WORLD_SIZE.
+        ValueError: the number isn't an integer, is negative, or isn't below
+            LOCAL_WORLD_SIZE.
     """
     env = os.environ if environment is None else environment
     local_rank = _first_number(_NAMES["local_rank"], env, None)
@@ -92,7 +93,7 @@ def read_local_rank(
 
 
 def default_backend(environment: Mapping[str, str] | None = None) -> str:
-    """Return the backend passed to our launcher, or gloo."""
+    """Return the backend that our launcher was given, or gloo."""
     env = os.environ if environment is None else environment
     return env.get("DISTLAB_BACKEND") or "gloo"
 
@@ -101,7 +102,7 @@ def compares_calls(environment: Mapping[str, str] | None = None) -> bool:
     """Return False if DISTLAB_COMPARE is 0, so collectives don't compare their calls.
 
     Raises:
-        ValueError: it is neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     env = os.environ if environment is None else environment
     value = env.get("DISTLAB_COMPARE") or "1"
@@ -113,7 +114,8 @@ def compares_calls(environment: Mapping[str, str] | None = None) -> bool:
 def own_host(address: tuple[str, int] | None) -> str:
     """Return the address by which the other ranks reach this machine.
 
-    It is the one that the system would use to reach `address`, but we send nothing.
+    We ask the system which of its addresses it would use to reach `address`. This
+    doesn't send anything.
 
     Raises:
         ValueError: this machine can't reach the address, or can't look up its name.

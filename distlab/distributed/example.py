@@ -24,9 +24,9 @@ LEARNING_RATE, GLOBAL_BATCH = 0.2, 64
 
 
 class Trained(NamedTuple):
-    """Result of a training: the mean loss of each epoch, and the held-out accuracy.
+    """The result of a training: the mean loss of each epoch, and the held-out accuracy.
 
-    `num_before`: epochs that were trained before the checkpoint it went on from.
+    `num_before` is the number of epochs before the checkpoint that it continued from.
     """
 
     losses: list[float]
@@ -56,8 +56,8 @@ def train(
 ) -> Trained:
     """Train on the default group; `on_epoch` gets each epoch's number and mean loss.
 
-    The losses and the weights are the same on every rank. With a folder `checkpoint`,
-    only the epochs that are left are trained.
+    All ranks get the same losses and weights. If `checkpoint` names a folder, we train
+    only for the epochs that remain.
     """
     digits, device = load_digits_split(), dist.default_comm().device
     sampler, loader = make_loader()
@@ -97,7 +97,7 @@ def say_epoch(epoch: int, loss: float) -> None:
 
 
 def main() -> None:
-    """Join the job that a launcher started, train, and let rank 0 say how it went."""
+    """Join the job that a launcher started, train, and let rank 0 print the result."""
     parser = argparse.ArgumentParser(description="train on the digits")
     parser.add_argument("--backend", help="gloo, nccl or tcp")
     parser.add_argument("--epochs", type=int, default=3)

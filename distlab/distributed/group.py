@@ -1,4 +1,4 @@
-"""Make, query and destroy the default group of this process."""
+"""Create, query and destroy the default group of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTING_S = 5.0
 
 @dataclass(frozen=True)
 class Group:
-    """A communicator, how we got it, and what closes it."""
+    """A communicator, the way we opened it, and the function that closes it."""
 
     comm: Comm
     backend: str
@@ -49,18 +49,20 @@ def init_process_group(
     rank: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Meet the other ranks and make the default group; collective.
+    """Meet the other ranks and create the default group; collective.
 
-    Without arguments, we read the place from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-    and MASTER_PORT, which a launcher sets, or from the variables that srun sets. A
-    single process needs none of them. `backend` is "gloo", "nccl" or "tcp"; without
-    it, `distlab.launch --backend` decides, or gloo. `timeout_s` limits every wait for
-    another rank. Over "tcp" the ranks meet through the store of 3.17.
+    If you pass no arguments, we read the rank and the address from RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which a launcher sets, or from the
+    variables that srun sets. A single process needs none of them. `backend` is "gloo",
+    "nccl" or "tcp"; without it, we use the backend of `distlab.launch --backend`, or
+    gloo. `timeout_s` limits every wait for another rank. Over "tcp" the ranks meet
+    through the store of 3.17.
 
     Raises:
-        ValueError: the backend doesn't exist, or a part of the place is missing.
+        ValueError: the backend doesn't exist, or a part of the rank or address is
+            missing.
         RuntimeError: there is a default group already.
-        PeerLost, MeetingError: a rank did not come within `timeout_s`.
+        PeerLost, MeetingError: a rank didn't come within `timeout_s`.
 
     Example:
         init_process_group("gloo", timeout_s=60)
@@ -86,10 +88,11 @@ def init_process_group(
 
 
 def destroy_process_group() -> None:
-    """Close the default group of this process; without one, do nothing.
+    """Close the default group of this process, or do nothing if there is none.
 
-    Call it on every rank. It waits up to 5 s for the others, so that none loses this
-    rank in its last collective. While an exception propagates, it doesn't wait.
+    Call it on every rank. It waits up to 5 s for the other ranks, so that none of them
+    loses this one in its last collective. If an exception is propagating, it doesn't
+    wait.
 
     Example:
         init_process_group("tcp")
@@ -113,7 +116,7 @@ def destroy_process_group() -> None:
 
 
 def before_destruction(end: Callable[[], None]) -> None:
-    """Have destroy_process_group() call `end` before it closes the default group."""
+    """Make destroy_process_group() call `end` before it closes the default group."""
     _STATE.endings.append(end)
 
 
@@ -147,7 +150,7 @@ def require_group() -> Group:
     """Return the default group.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no default group.
     """
     if _STATE.group is None:
         raise RuntimeError("there is no default group: call init_process_group() first")
@@ -155,7 +158,7 @@ def require_group() -> Group:
 
 
 def has_rank() -> bool:
-    """Return True if this process knows its rank; with --standby, from step 0 on."""
+    """Return True if this process knows its rank; under --standby, from step 0 on."""
     comm = require_group().comm
     return not isinstance(comm, RegroupingComm) or comm.is_set_up
 
@@ -181,10 +184,10 @@ def get_world_size() -> int:
 
 
 def get_distributed_info() -> dict[str, Any]:
-    """Describe what runs here and whose code it is, even before init_process_group.
+    """Describe the group and whose code runs, even before init_process_group.
 
-    `units` has a row for each task that a public name uses, with its number, its id,
-    whose code runs (mine or reference) and the digest of that code.
+    `units` has a row for each task that a public name uses, with the task's number and
+    id, whose code runs ("mine" or "reference"), and the digest of that code.
 
     Example:
         assert not get_distributed_info()["initialized"]

@@ -37,7 +37,7 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def use_code(code: str) -> None:
-    """From now on, use the learner's units, the reference's, or whichever passes."""
+    """Use the learner's units from now on, or the reference's, or whichever passes."""
     forget(as_side(code, "--code"))
 
 
@@ -45,7 +45,7 @@ def start(options: Options) -> Comm:
     """Meet the other ranks if a launcher started this one; otherwise run alone.
 
     Raises:
-        ValueError: the environment, or the backend, is wrong.
+        ValueError: the environment or the backend is wrong.
     """
     is_alone = not any(name in os.environ for name in ("RANK", "SLURM_PROCID"))
     backend = options.backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -139,7 +139,7 @@ def _model(options: Options, sets: ImageSets, comm: Comm) -> nn.Module:
 
 
 def _hook(name: str) -> Any:
-    """A compression hook of 4.10, 4.14 or 4.15, or a given one."""
+    """Return a compression hook of 4.10, 4.14 or 4.15, or one that we provide."""
     if name == "none":
         return None
     if name in _HALF:
@@ -151,7 +151,7 @@ def _hook(name: str) -> Any:
 def _loader(
     options: Options, samples: Any, comm: Comm, size: int, *, shuffle: bool
 ) -> Any:
-    """The loader of 1.10 and 1.15; one that decodes for a folder of images."""
+    """Return the loader of 1.10 and 1.15, or one that decodes a folder of images."""
     if isinstance(samples, Images):
         return ImageLoader(
             samples,
@@ -176,7 +176,7 @@ def _loader(
 def _scheduler(
     options: Options, optimizer: torch.optim.Optimizer, steps: int
 ) -> LambdaLR:
-    """The learning rate by step; `steps` are those of an epoch."""
+    """Return the schedule of the learning rate; an epoch has `steps` steps."""
     factor = functools.partial(
         learning_rate_factor,
         num_steps=options.epochs * steps,
@@ -218,7 +218,7 @@ def _autocast(
 def _evaluation(
     options: Options, sets: ImageSets, comm: Comm, engine: Wrapped
 ) -> Callable[[nn.Module], Any]:
-    """Exact loss and accuracy over the held-out samples of all ranks: 1.13."""
+    """Return a function for exact metrics over all ranks' held-out samples: 1.13."""
     held_out = _loader(options, sets.held_out, comm, HELD_OUT_BATCH, shuffle=False)
     prepare = _to_device(options, sets, comm.device)
 
@@ -237,7 +237,10 @@ Prepared = tuple[Tensor, Tensor]
 def _to_device(
     options: Options, sets: ImageSets, device: torch.device
 ) -> Callable[[Tensor, Tensor], Prepared]:
-    """A batch on the device, with the model's dtype, image size and memory format."""
+    """Return a function that puts a batch on the device, in the form the model needs.
+
+    That includes the dtype, the image size and the memory format.
+    """
     dtype, side = _dtype(options), _side(options, sets)
 
     def prepare(images: Tensor, targets: Tensor) -> Prepared:

@@ -3,7 +3,7 @@
     torch's store    "meeting" = host|port|secret          written by rank 0
     Rendezvous       "tcp/0", "tcp/1", …                   where each rank listens
 
-The requests are those of task process_group.rendezvous, JSON in sealed frames.
+The requests are those of the task process_group.rendezvous, as JSON in sealed frames.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RendezvousStore:
 
 @dataclass(frozen=True)
 class Keeper:
-    """The store of a meeting, its secret, and on rank 0 the server behind it."""
+    """The store of a meeting and its secret, and on rank 0 the server behind it."""
 
     store: RendezvousStore
     secret: bytes
@@ -81,17 +81,17 @@ class Keeper:
     server: Server | None
 
     def close(self) -> None:
-        """Close its connections, and on rank 0 its server."""
+        """Close the connections, and on rank 0 also the server."""
         self.endpoint.close()
         if self.server is not None:
             self.server.stop()
 
 
 def meet(base: Any, place: Place, host: str, timeout_s: float) -> Keeper:
-    """Make or find the store of this meeting, which rank 0's process keeps.
+    """Create or find the store of this meeting, which rank 0's process keeps.
 
-    `base` is torch's store, and the job's secret is read from it. Where others can
-    reach that store, set DISTLAB_SECRET on every rank: it is then not sent.
+    `base` is torch's store, from which we read the job's secret. If others can reach
+    that store, set DISTLAB_SECRET on every rank, so that the secret isn't sent.
     """
     server, given = None, os.environ.get("DISTLAB_SECRET", "").encode()
     if place.rank == 0:

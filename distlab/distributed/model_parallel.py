@@ -1,7 +1,7 @@
 """Phase 2's tensor and pipeline parallelism as wrappers of an ordinary module.
 
-TensorParallel      every rank has 1/n of the large layers; the same samples
-PipelineParallel    every rank has 1/n of the layers; microbatches go through them
+TensorParallel      every rank has 1/n of each large layer, and sees the same samples
+PipelineParallel    every rank has 1/n of the layers, which microbatches pass through
 """
 
 from __future__ import annotations
@@ -28,26 +28,31 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
 class TensorParallel(nn.Module):
-    """Shard a module's large linear layers over the ranks, in place.
+    """Shard a module's large linear layers over the ranks, in place; collective.
 
-    Collective. All ranks first take rank 0's weights. Call it with the same inputs on
-    every rank, and you get the same outputs. We shard each MLP, a module with layers
-    `up` and `down`; each attention, with `qkv`, `proj` and `num_heads`; and the linear
-    layers that `plan` names, as "column" (its outputs stay sharded) or "row" (it takes
-    such outputs). All other layers stay in full on every rank.
+    First, all ranks take rank 0's weights. If you call the module with the same inputs
+    on every rank, every rank returns the same outputs. We shard
 
-    Every rank draws rank 0's random numbers in forward(), so that a dropout is the same
-    on all of them; between a column and a row layer, each rank draws its own. Clip
-    gradients with clip_grad_norm_() of this class: torch's function sees only one
-    rank's shards, would scale the full layers differently on each rank, and so raises
-    an error.
+    - each MLP, that is a module with the layers `up` and `down`,
+    - each attention, that is a module with `qkv`, `proj` and `num_heads`, and
+    - the linear layers that `plan` names, as "column" (the outputs stay sharded) or as
+      "row" (it takes such outputs as inputs).
+
+    All other layers stay complete on every rank.
+
+    In forward(), every rank draws rank 0's random numbers, so that dropout is the same
+    on all of them. Between a column and a row layer, however, each rank draws its own
+    numbers. To clip gradients, use clip_grad_norm_() of this class. torch's function
+    sees only the shards of one rank, so it would scale the other layers differently on
+    each rank. We therefore make it raise an error.
 
     Raises:
-        ValueError: on every rank; the models differ between ranks, nothing to shard, n
-            does not divide a layer, or a layer to shard shares its weight with another
-            one or is parametrized. Nothing is changed. In forward(): the inputs' shapes
-            differ between ranks, or their values in the first or every 100th call; or,
-            where each rank has a part of the features only, a layer needs all of them.
+        ValueError: on every rank if the models differ between ranks, there is nothing
+            to shard, n doesn't divide a layer, or a layer to shard shares its weight
+            with another or is parametrized. In that case, nothing has changed. In
+            forward(), if the inputs differ between ranks in shape, or (checked in the
+            first and every 100th call) in their values, or if a layer needs all
+            features when each rank has only a part of them.
 
     Example:
         init_process_group()
@@ -138,8 +143,8 @@ class TensorParallel(nn.Module):
         """Return the outputs of the module, which are the same on every rank.
 
         Raises:
-            ValueError: the inputs differ between ranks: in shape, or, in the first
-                and then every 100th call, in value.
+            ValueError: the inputs differ between ranks in shape or, in the first and
+                then every 100th call, in value.
         """
         compare = require_alike if self.num_calls % EVERY else require_close
         compare(self.comm, (inputs, named), "TensorParallel")
@@ -153,7 +158,7 @@ class TensorParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to `max_norm` if the full gradient is longer; collective.
 
-        Returns the norm of the full gradient before scaling, the same on every rank.
+        Returns the norm that the full gradient had before scaling, on every rank.
 
         Example:
             init_process_group()
@@ -176,27 +181,28 @@ class TensorParallel(nn.Module):
 
 
 class PipelineParallel(nn.Module):
-    """Split layers into a stage per rank, and send each batch through in parts.
+    """Split layers into one stage per rank, and pass batches through in microbatches.
 
-    Collective: every rank constructs it with the same layers, which become rank 0's.
-    Afterwards this module has the layers of this rank's stages only, and an optimizer
-    of its parameters() takes this rank's part of a step. `example` is one sample that
-    enters the first layer; its values mean nothing. `loss_fn` is a mean over samples.
-    `costs` are those of the layers, by default their numbers of parameters: the most
-    expensive stage is made as cheap as possible. With num_chunks > 1 the schedule is
-    "interleaved". Does not run on NCCL, whose messages have no tags.
+    Collective: every rank constructs it with the same layers, and they get rank 0's
+    weights. After that, this module has only the layers of this rank's stages, so an
+    optimizer of its parameters() does this rank's part of a step. `example` is one
+    sample as it enters the first layer; only its shape and dtype matter. `loss_fn` must
+    be a mean over samples. `costs` are the costs of the layers, by default their
+    numbers of parameters, and we split in such a way that the most expensive stage is
+    as cheap as possible. With num_chunks > 1 the schedule is "interleaved". NCCL isn't
+    supported, because its messages have no tags.
 
-    A parameter may be part of several stages, such as an embedding that is also the
-    output layer: after each batch every rank that has it adds up the gradients of all.
-    Between two stages, activations have the shape and dtype that `example` has there
-    outside of autocast: under autocast(), a stage that ends in bfloat16 sends float32.
-    Each rank draws random numbers of its own, also from equal seeds. Clip gradients
-    with clip_grad_norm_() of this class: torch's function, which sees one rank's stages
-    only, raises an error.
+    A parameter may belong to several stages, such as an embedding that is also the
+    output layer. After each batch, every rank that has it then adds up the gradients of
+    all of them. Between two stages, activations have the shape and dtype that `example`
+    has there without autocast. Under autocast(), a stage whose output is bfloat16
+    therefore sends float32. Each rank draws its own random numbers, even if the seeds
+    are equal. To clip gradients, use clip_grad_norm_() of this class, because torch's
+    function would see only the stages of one rank. We make it raise an error.
 
     Raises:
         ValueError: on every rank, if there are fewer layers than stages, `schedule` and
-            `num_chunks` do not fit together, or layers or arguments differ between
+            `num_chunks` don't fit together, or layers or arguments differ between
             ranks.
 
     Example:
@@ -277,16 +283,17 @@ class PipelineParallel(nn.Module):
         return _copied(self, memo)
 
     def train_batch(self, inputs: Tensor, targets: Tensor) -> float:
-        """Add the batch's gradient to every .grad; return its mean loss, on every rank.
+        """Add the batch's gradient to every .grad; return its mean loss on every rank.
 
-        The batch is the same on every rank, but only the first stage reads `inputs`,
-        and only the last one `targets`; elsewhere they tell the number of samples.
+        Pass the same batch on every rank. Only the first stage reads the values of
+        `inputs`, and only the last one those of `targets`; the others just count the
+        samples.
 
         Raises:
             ValueError: on every rank if there are fewer samples than microbatches, if
                 inputs and targets differ in number, if the ranks' batches do, or within
-                no_grad(). On one rank if its stage returns anything but a tensor, or
-                samples of another shape than for `example`.
+                no_grad(). On a single rank if its stage returns anything but a tensor,
+                or samples of another shape than for `example`.
         """
         m = self.num_microbatches
 
@@ -326,7 +333,8 @@ class PipelineParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients to `max_norm` if the full gradient is longer; collective.
 
-        Returns the norm of all stages' gradient before scaling, on every rank.
+        Returns the norm that the gradient of all stages had before scaling, on every
+        rank.
 
         Example:
             init_process_group()
@@ -352,9 +360,9 @@ class PipelineParallel(nn.Module):
 
 
 class _Boundary(nn.Module):
-    """A stage whose outputs are what the next stage expects to receive.
+    """A stage whose outputs have the form that the next stage expects to receive.
 
-    `after` is a sample that enters the next stage; None after the last one.
+    `after` is a sample that enters the next stage, or None after the last one.
     """
 
     def __init__(self, stage: nn.Module, after: Tensor | None) -> None:
@@ -542,7 +550,7 @@ def _check(
     named: Mapping[str, Any],
     plan: Mapping[str, str],
 ) -> None:
-    """Refuse before anything is sent or replaced."""
+    """Refuse a plan that can't work, before anything is sent or replaced."""
     if not (attentions or mlps or plan):
         raise ValueError(
             "no MLP (up, down) and no attention (qkv, proj, num_heads) to shard: name "

@@ -22,11 +22,12 @@ SAVED = 128 + signal.SIGTERM
 
 
 class Notice:
-    """Remembers that SIGTERM came, so that the signal alone no longer ends anything.
+    """Remembers that SIGTERM came, so that the signal alone no longer ends the process.
 
-    torchrun and SLURM send it to all processes of a rank. If it ended data workers, the
-    rank would end too, before it has saved. So we block the signal, and all processes
-    forked from now on inherit this. It stays pending until we look for it.
+    torchrun and SLURM send it to all processes of a rank. If it ended the data workers,
+    the rank would end as well, before it has saved. So we block the signal, and all
+    processes that are forked from now on inherit this. The signal stays pending until
+    we look for it.
     """
 
     def __init__(self, comm: Comm) -> None:

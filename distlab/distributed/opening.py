@@ -3,9 +3,10 @@
     every rank ─▶ torch's store at MASTER_ADDR:MASTER_PORT ─▶ gloo, NCCL: TorchComm
     every rank ─▶ the same, for one address ─▶ Rendezvous of 3.17 ─▶ tcp: TcpComm
 
-torchrun and `distlab.launch` keep torch's store in their own process; without them it
-is rank 0's. Over TCP it only says where the store of 3.17 listens: the ranks find each
-other through that one, and everything else they send is TcpComm's.
+torchrun and `distlab.launch` keep torch's store in their own process; without them,
+rank 0 keeps it. Over TCP, the ranks use it only to find out where the store of 3.17
+listens. They find each other through that one, and send everything else through
+TcpComm.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TRANSPORTS = {
 
 
 def check_backend(backend: str) -> None:
-    """Refuse a backend that can't work here, in one line.
+    """Refuse a backend that can't work here, with a one-line message.
 
     Raises:
         ValueError: the backend isn't one of ours, or this machine doesn't have it.
@@ -56,7 +57,7 @@ def check_backend(backend: str) -> None:
 def open_comm(
     backend: str, place: Place, timeout_s: float, number: int
 ) -> tuple[Comm, Callable[[], None]]:
-    """Meet the other ranks; return the communicator and what closes it; collective.
+    """Meet the other ranks; return a communicator and how to close it; collective.
 
     `number` counts the groups opened before, and must be equal on all ranks.
 

@@ -3,8 +3,8 @@
     name of the library ─▶ TABLE ─▶ tasks ─▶ `distlab use` ─▶ the learner's functions,
                                                              or the reference's
 
-A task that the learner has not passed is the reference's, as everywhere else. What is
-set with `distlab use`, or by DISTLAB_IMPL, counts from the next process on.
+If a task hasn't passed, we use the reference's code, as everywhere else. A choice that
+you make with `distlab use` or DISTLAB_IMPL takes effect in the next process.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ TABLE: dict[str, tuple[str, ...]] = {
 
 
 class UnitError(RuntimeError):
-    """A task's code raised an error; the one-line message says how to get past it.
+    """Raised when a task's code raised an error; one line says how to get past it.
 
-    The line has the task, whose code it is, its file and line, and the command that
+    The line names the task, whose code it is, its file and line, and the command that
     sets the task to the reference.
 
     Example:
@@ -114,7 +114,7 @@ class UnitError(RuntimeError):
 
 
 def unit(name: str) -> Any:
-    """Return a unit's module, with each task the learner's or the reference's."""
+    """Return a unit's module, where each task is the learner's or the reference's."""
     if name not in _MODULES:
         _MODULES[name] = _choice(name).load()
     return _MODULES[name]
@@ -144,11 +144,12 @@ def _curriculum() -> Curriculum:
 
 
 def forget(default: Side = "auto", root: Path | None = None) -> None:
-    """Read the units again when they are needed next.
+    """Read the units again the next time that they are needed.
 
-    `default` counts where `distlab use` says nothing: "auto" is the learner's code
-    where it has passed, "mine" wherever it is written. `root` is the course's folder;
-    without it, it is found from the working directory upward.
+    `default` applies to tasks for which `distlab use` has no setting: "auto" takes the
+    learner's code if it has passed, and "mine" takes it wherever it is written. `root`
+    is the course's folder; without it, we look for it from the working directory
+    upward.
     """
     _SOURCE.default, _SOURCE.root = default, root
     _choice.cache_clear()
@@ -156,7 +157,7 @@ def forget(default: Side = "auto", root: Path | None = None) -> None:
 
 
 def tasks(*public: str) -> list[Part]:
-    """Say, by task number, whose code these public names, or all of them, run."""
+    """Return, by task number, whose code these public names, or all names, run."""
     wanted = {task for name in public or TABLE for task in TABLE[name]}
     units = dict.fromkeys(task.partition(".")[0] for task in sorted(wanted))
     parts = {part.task: part for name in units for part in _choice(name).parts}
@@ -171,11 +172,12 @@ def tasks(*public: str) -> list[Part]:
 def running(*refusals: type[Exception]) -> Iterator[None]:
     """Name the task whose code raises an error in this block.
 
-    `refusals` are errors that the tasks raise by contract, about the caller's
-    arguments: they pass, and so does a lost peer, which is no task's fault.
+    `refusals` are errors about the caller's arguments that the tasks' contracts allow.
+    These pass through unchanged, and so does a lost peer, which isn't the fault of a
+    task.
 
     Raises:
-        UnitError: code of a task raised an error.
+        UnitError: the code of a task raised an error.
     """
     passing: tuple[type[Exception], ...] = (PeerLost, UnitError, *refusals)
     try:
@@ -227,7 +229,7 @@ def _named(error: Exception) -> UnitError | None:
 
 
 def _line_of(error: Exception) -> _Line | None:
-    """The innermost line of a unit, unless code of the caller runs inside it."""
+    """Return the innermost line of a unit, unless the caller's code runs inside it."""
     choices = [_choice(name) for name in _MODULES]
     loaded = {str(choice.reference.path): choice for choice in choices}
     loaded |= {str(choice.source.path): choice for choice in choices}
@@ -249,7 +251,7 @@ _OURS = (
 
 
 def _part_of(line: _Line) -> Part | None:
-    """The task in whose function the line is."""
+    """Return the task in whose function the line is."""
     choice = line.choice
     is_source = line.path == choice.source.path
     tree = (choice.source if is_source else choice.reference).tree

@@ -1,4 +1,4 @@
-"""Staging buffers of the primitives, and the scope in which they reuse them."""
+"""The staging buffers of the primitives, and the scope in which they reuse them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _POOLS: list[MemoryPool] = []
 def memory_pool_scope() -> Iterator[MemoryPool]:
     """Let the primitives reuse their staging buffers in this block.
 
-    Outside, each call of reduce, scatter, reduce_scatter, and all_reduce with MIN, MAX
-    or PRODUCT allocates buffers for its messages and frees them. Inside, we keep each
-    buffer for the next call. No call ever returns a pooled buffer. The
-    pool has `num_allocated`, `num_reused` and `allocated_bytes`; it is freed with the
-    block.
+    Outside of it, each call of reduce, scatter and reduce_scatter, and of all_reduce
+    with MIN, MAX or PRODUCT, allocates buffers for its messages and frees them. Inside,
+    we keep each buffer for the next call. No call ever returns a pooled buffer. The
+    pool has the counters `num_allocated`, `num_reused` and `allocated_bytes`, and is
+    freed at the end of the block.
 
     Example:
         init_process_group()

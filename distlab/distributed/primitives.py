@@ -1,17 +1,18 @@
 """Messages and collectives on the default group; each returns its result.
 
-Every collective is a task's function, of the learner or of the reference: see
-`parts.TABLE`. Tensors must be on the group's device, but needn't be contiguous:
-transposed, conjugate and negative views work too. `comm` replaces the default group.
-Averages of float16 are summed in float32, which doubles the bytes, because a sum above
-65,504 is inf even if the mean is finite. The names come from torch.distributed and MPI.
+Every collective calls a task's function, either yours or the reference's: see
+`parts.TABLE`. Tensors must be on the group's device but needn't be contiguous, so you
+can pass transposed, conjugate and negative views. With `comm`, you can use another
+group than the default one. We sum averages of float16 in float32, although this doubles
+the bytes, because a sum above 65,504 is inf even if the mean is finite. The names come
+from torch.distributed and MPI.
 
-If the ranks make different calls, or pass different shapes or dtypes, they all get a
-DisagreementError, which is a ValueError that shows both calls and their lines. To find
-out, each collective first compares 16 bytes of every rank, and each message is preceded
-by a header. So `send` needs this module's `recv` on the other side. For a few bytes,
-the comparison takes as long as the collective itself: set DISTLAB_COMPARE=0 on all
-ranks to leave it out.
+If the ranks make different calls, or pass different shapes or dtypes, they all raise
+DisagreementError, a ValueError that shows both calls and their lines. To find this out,
+each collective first compares 16 bytes from every rank, and each message is preceded by
+a header. That is why `send` needs this module's `recv` on the other side. For a few
+bytes, the comparison takes as long as the collective itself. You can turn it off by
+setting DISTLAB_COMPARE=0 on all ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _COMBINE: dict[ReduceOp, Callable[[Tensor], Tensor]] = {  # (n, elements) → (e
 
 
 def send(tensor: Tensor, dst: int, tag: int = 0, comm: Comm | None = None) -> Tensor:
-    """Send `tensor` to rank `dst`, and return it once `dst` receives.
+    """Send `tensor` to rank `dst`, and return it once `dst` has called recv.
 
     Example:
         init_process_group()
@@ -63,7 +64,7 @@ def send(tensor: Tensor, dst: int, tag: int = 0, comm: Comm | None = None) -> Te
 def recv(
     tensor: Tensor, src: int = ANY, tag: int = 0, comm: Comm | None = None
 ) -> Tensor:
-    """Receive into `tensor`, in place, from rank `src` or from any; return it.
+    """Receive into `tensor` from rank `src`, or from any rank, and return it.
 
     Raises:
         ValueError: the message has a different number of elements or a different dtype.
@@ -85,13 +86,13 @@ def recv(
 def all_reduce(
     tensor: Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
 ) -> Tensor:
-    """Reduce `tensor` over all ranks, in place on every rank; return it.
+    """Reduce `tensor` over all ranks, in place on every rank, and return it.
 
     SUM and AVG use the ring of 3.3. MIN, MAX and PRODUCT instead gather all ranks'
     tensors and combine them in rank order, which sends n times the bytes.
 
     Raises:
-        ValueError: AVG of integers.
+        ValueError: `op` is AVG and the tensor has integers.
 
     Example:
         init_process_group()
@@ -121,7 +122,7 @@ def _all_reduce(tensor: Tensor, op: ReduceOp, comm: Comm) -> Tensor:
 
 
 def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
-    """Copy rank `src`'s `tensor` to every rank, in place; return it.
+    """Copy rank `src`'s `tensor` to every rank, in place, and return it.
 
     Example:
         init_process_group()
@@ -144,7 +145,7 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Comm | None = None) -> Tensor:
 def reduce(
     tensor: Tensor, dst: int = 0, op: ReduceOp = ReduceOp.SUM, comm: Comm | None = None
 ) -> Tensor:
-    """Reduce `tensor` over all ranks, in place on rank `dst` only; return it.
+    """Reduce `tensor` over all ranks, in place on rank `dst` only, and return it.
 
     Example:
         init_process_group()
@@ -190,9 +191,9 @@ def _all_gather(tensor: Tensor, comm: Comm) -> list[Tensor]:
 def gather(
     tensor: Tensor, dst: int = 0, comm: Comm | None = None
 ) -> list[Tensor] | None:
-    """Return every rank's `tensor` in rank order on rank `dst`, None on the others.
+    """Return every rank's `tensor` in rank order on rank `dst`, and None on the others.
 
-    It costs as much as all_gather, whose task it uses.
+    Because it uses the task of all_gather, it costs as much as that.
 
     Example:
         init_process_group()
@@ -213,7 +214,8 @@ def reduce_scatter(
     """Reduce over all ranks, and return this rank's chunk along the first dimension.
 
     Raises:
-        ValueError: n does not divide the first dimension, or AVG of integers.
+        ValueError: n doesn't divide the first dimension, or `op` is AVG and the tensor
+            has integers.
 
     Example:
         init_process_group()
@@ -247,13 +249,14 @@ def scatter(
     src: int = 0,
     comm: Comm | None = None,
 ) -> Tensor:
-    """Fill `tensor` with this rank's element of rank `src`'s list; return it.
+    """Fill `tensor` with this rank's element of rank `src`'s list, and return it.
 
-    Only rank `src` reads `tensors`, with a tensor for each rank, all of the shape and
-    dtype of `tensor`. It costs as much as all_to_all, whose task it uses.
+    Only rank `src` reads `tensors`, which must have a tensor for each rank, all with
+    the shape and dtype of `tensor`. Because it uses the task of all_to_all, it costs as
+    much as that.
 
     Raises:
-        ValueError: rank `src` has no list of n tensors.
+        ValueError: rank `src` doesn't pass a list of n tensors.
 
     Example:
         init_process_group()
@@ -287,12 +290,13 @@ def scatter(
 
 
 def all_to_all(tensor: Tensor, comm: Comm | None = None) -> Tensor:
-    """Send chunk p of `tensor` to rank p, and return what each rank p sent as chunk p.
+    """Send chunk p of `tensor` to rank p; return the chunks that this rank received.
 
-    The chunks are slices along the first dimension.
+    The chunks are slices along the first dimension. Chunk p of the result comes from
+    rank p.
 
     Raises:
-        ValueError: n does not divide the first dimension.
+        ValueError: n doesn't divide the first dimension.
 
     Example:
         init_process_group()
@@ -351,7 +355,7 @@ def _gather_into(output: Tensor, values: Tensor, comm: Comm) -> None:
 
 
 def _chunked(tensor: Tensor, comm: Comm) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor's elements in a row, and the shape of one of its n chunks."""
+    """Return the tensor's elements in a row, and the shape of one of its n chunks."""
     require_sendable(tensor)
     n, shape = comm.world_size, tensor.shape
     if not shape or shape[0] % n:
@@ -368,7 +372,7 @@ def _with_chunks(tensor: Tensor, comm: Comm) -> Tensor:
 
 
 def _written(tensor: Tensor, values: Tensor) -> Tensor:
-    """`tensor`, which holds `values` now."""
+    """Write `values` into `tensor` and return it."""
     if values.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(values.view(tensor.shape))
     return tensor

@@ -20,7 +20,7 @@ Place = tuple[nn.Module, str]
 
 
 class Surroundings:
-    """The autocast settings and buffers when a block's forward() begins."""
+    """The autocast settings and buffers at the start of a block's forward()."""
 
     def __init__(self, block: nn.Module) -> None:
         kinds = {"cpu"} | {tensor.device.type for tensor in block.parameters()}

@@ -1,9 +1,9 @@
 """A communicator whose group can be replaced, and how a process gets its state.
 
-set-up     the process is alone: rank 0 of 1, and sends nothing
-form       the agent says who is in the group; gloo connects them
-take       all of them have the state of one step: see `copies`
-lost       a peer is gone: the group is left, and the next one awaited
+set-up     the process is alone as rank 0 of 1, and sends nothing
+form       the agent says who is in the group, and gloo connects them
+take       all of them take the state of the same step: see `copies`
+lost       a peer has gone, so the process leaves the group and waits for the next one
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ FORM_S = 10.0  # to connect processes that have all just said that they are here
 
 
 class FormError(RuntimeError):
-    """The group couldn't be connected, because one of its processes has ended."""
+    """Raised if a group can't be connected because one of its processes has ended."""
 
 
 class RegroupingComm(Wrapper):
     """The default communicator under an agent that can regroup.
 
-    It stays the same object, so whoever holds it continues with the new group.
+    It stays the same object, so everything that refers to it continues with the new
+    group.
     """
 
     def __init__(self, member: Member, page: Page, timeout_s: float) -> None:
@@ -58,7 +59,7 @@ class RegroupingComm(Wrapper):
         """Connect the group of `go`; collective over its members.
 
         Raises:
-            FormError: one of them has ended.
+            FormError: one of the members has ended.
         """
         if self._store is None:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -110,7 +111,7 @@ class RegroupingComm(Wrapper):
 
 
 class _WatchedWork:
-    """A Work whose `wait` is seen by the agent."""
+    """A Work that tells the agent when the process waits in it."""
 
     def __init__(self, work: Work, page: Page) -> None:
         self._work, self._page = work, page
@@ -155,10 +156,10 @@ def pass_on(comm: Comm, data: bytes) -> bytes:
 
 
 def open_regrouping(backend: str, timeout_s: float) -> RegroupingComm | None:
-    """Open this process's communicator; None without an agent that can regroup.
+    """Open this process's communicator; return None without an agent that can regroup.
 
     Raises:
-        ValueError: the backend isn't gloo, the only one that such an agent knows.
+        ValueError: the backend isn't gloo, the only one that such an agent supports.
     """
     member, page = Member.from_environment(), Page.from_environment()
     if member is None or page is None:

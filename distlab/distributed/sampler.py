@@ -1,4 +1,4 @@
-"""Phase 1's sampler behind torch's names, for torch's DataLoader."""
+"""Phase 1's sampler with torch's names, for torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ _NEAR = 4  # how many frames up the stack the DataLoader's iterator may be
 class DistributedSampler(EpochLoops, Sampler[int]):
     """Yields this rank's samples in the order of this epoch's shuffle.
 
-    Give `dataset` or `dataset_size`. `num_replicas` and `rank` are the default group's
-    if they are not given. All ranks construct it with the same other arguments. Every
-    rank gets equally many samples: some are repeated, or left out with `drop_last`.
-    If the data set has set_epoch, for example to draw new random crops, it is told the
-    epoch. `seed` may be any integer, including numpy's.
+    Pass either `dataset` or `dataset_size`. `num_replicas` and `rank` default to those
+    of the default group. All other arguments must be the same on all ranks. Every rank
+    gets equally many samples: to achieve this, we repeat some samples, or leave some
+    out if you set `drop_last`. If the data set has a set_epoch method, for example to
+    draw new random crops, we tell it the epoch. `seed` may be any integer, including
+    numpy's.
 
     A loop begins at the start of the epoch, whatever loops ran before. After
-    load_state_dict, loops begin at the loaded position, until one reaches the end or
-    set_epoch names another epoch. So one rank alone can safely peek at a batch. To
-    continue a loop that you left in the same process, keep its iterator, or load the
-    sampler's own state.
+    load_state_dict, loops begin at the loaded position, until one of them reaches the
+    end or set_epoch names another epoch. A single rank can therefore safely peek at a
+    batch. To continue a loop that you left in the same process, keep its iterator, or
+    load the sampler's own state.
 
     Raises:
         ValueError: you pass neither or both of dataset and dataset_size, the data set
@@ -94,18 +95,18 @@ class DistributedSampler(EpochLoops, Sampler[int]):
 
     @property
     def num_yielded(self) -> int:
-        """Count the epoch's indices that the newest loop has had, as in state_dict.
+        """Count the epoch's indices that the newest loop has yielded, as in state_dict.
 
-        With a DataLoader, we count the samples in the batches it has returned, because
-        its data workers draw indices ahead of that.
+        With a DataLoader, we count the samples in the batches that it has returned,
+        because its data workers draw indices ahead of that.
         """
         return self.current().returned
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of `epoch` from now on; call it before each epoch.
 
-        A different epoch begins at its start. If it is the current epoch, the call
-        doesn't change where the next loop begins, such as a loaded position.
+        A different epoch begins at its start. If it's the current epoch, the call
+        doesn't change where the next loop begins, so a loaded position is kept.
         """
         done, self._done_epoch = self._done_epoch, None
         super().set_epoch(epoch)
@@ -114,12 +115,12 @@ class DistributedSampler(EpochLoops, Sampler[int]):
         tell_epoch(self._dataset, self.epoch)
 
     def __len__(self) -> int:
-        """The number of this rank's samples in an epoch."""
+        """Return the number of this rank's samples in an epoch."""
         with running():
             return len(self._inner)
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of this rank; after load_state_dict, those that are left."""
+        """Yield this rank's indices; after load_state_dict, only the remaining ones."""
         self.settle()
         self._done_epoch = None
         loop = _DataLoaderLoop.of_caller(self._begin)
@@ -129,7 +130,7 @@ class DistributedSampler(EpochLoops, Sampler[int]):
             yield from self.follow(rest, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and what the order depends on, ready for JSON.
+        """Return the position and everything that determines the order, ready for JSON.
 
         You can save it inside a loop, after a `break`, or between epochs. With a
         DataLoader, the position counts the batches it has returned, even if its data

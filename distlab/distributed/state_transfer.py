@@ -21,7 +21,7 @@ def gather_state(
 ) -> tuple[State, list[State]]:
     """Return the shared state and the own states as `restore` takes them; collective.
 
-    In a group of another size every rank needs the own states of all ranks; otherwise
+    If the group has a new size, every rank needs the own states of all ranks, otherwise
     only its own.
     """
     slot = holds.find(plan.label)
@@ -39,7 +39,7 @@ def gather_state(
 
 
 def _shared_part(comm: Comm, slot: Slot | None, plan: CopyPlan) -> State:
-    """The shared state: `plan.source` sends it to those that do not have it."""
+    """Return the shared state, which `plan.source` sends to the ranks that lack it."""
     if comm.rank == plan.source:
         assert slot is not None
         data = encode_shared(slot)
@@ -54,7 +54,7 @@ def _shared_part(comm: Comm, slot: Slot | None, plan: CopyPlan) -> State:
 def _own_part(
     comm: Comm, slot: Slot | None, old: int, holder: int, takers: range | list[int]
 ) -> bytes | None:
-    """The own part of a rank of the old group, on each of `takers`; None on others."""
+    """Return the own part of a rank of the old group on `takers`, None on others."""
     if comm.rank != holder:
         return recv_bytes(comm, holder) if comm.rank in takers else None
     assert slot is not None

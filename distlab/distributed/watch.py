@@ -1,4 +1,4 @@
-"""Report a training's progress: lines, records of all ranks, a profiler's trace."""
+"""Report a training's progress: print lines, keep records of all ranks, and profile."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def introduce(options: Options, job: Job) -> None:
 
 
 class Watch:
-    """Reports progress: a line and a record every `log_every` steps.
+    """Reports progress, with a line and a record every `log_every` steps.
 
-    `step` is where the training begins. If a run continues from its checkpoints, so do
-    its records, without those of later steps, which it will repeat.
+    `step` is where the training begins. If a run continues from its checkpoints, its
+    records continue as well, without those of later steps, which it will repeat.
 
     Raises:
-        ValueError: the folder of the records has those of another run.
-        ModuleNotFoundError: a place for the records needs a library.
+        ValueError: the folder for the records has those of another run.
+        ModuleNotFoundError: a place for the records needs a library that isn't
+            installed.
         OSError: the folder can't be written, or a port is taken.
     """
 

@@ -77,15 +77,15 @@ class _WholePart:
         self._state: State | None = None
 
     def gather(self) -> None:
-        """Collective."""
+        """Bring the whole tensors up to date; collective."""
         self._state = whole(self._part.state_dict())
 
     def state_dict(self) -> State:
-        """The newest that was gathered; or gather, which is collective."""
+        """Return the state gathered last, or gather it now, which is collective."""
         return whole(self._part.state_dict()) if self._state is None else self._state
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Cut the tensors as the part's own are."""
+        """Load the state, cutting each tensor like the part's own."""
         self._state = None
         self._part.load_state_dict(_cut(state, self._part.state_dict()))
 

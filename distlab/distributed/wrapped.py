@@ -1,7 +1,8 @@
 """Wrap a model in one of three engines: the units' DDP, torch's DDP, or FSDP2.
 
-Each is called like the model, and has no_sync() and whole(), the full model with the
-same buffers on every rank, for an evaluation.
+You call each of them like the model. no_sync() keeps backward() from sending anything,
+and whole() returns the full model, with the same buffers on every rank, for an
+evaluation.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ ENGINES = ("scratch", "ddp", "fsdp2")
 
 
 class Wrapped:
-    """A replicated model behind `engine`, which is called instead of it."""
+    """A replicated model behind `engine`, which you call instead of the model."""
 
     def __init__(self, model: nn.Module, engine: Any, comm: Comm) -> None:
         self.model, self.engine, self.comm = model, engine, comm
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The outputs of the model."""
+        """Return the outputs of the model."""
         outputs: Tensor = self.engine(inputs)
         return outputs
 
@@ -76,7 +77,7 @@ class WrappedSharded(Wrapped):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Have backward() keep unsharded gradients and send nothing in this block."""
+        """Make backward() keep unsharded gradients and send nothing in this block."""
         self.engine.set_requires_gradient_sync(False)
         try:
             yield
@@ -103,13 +104,14 @@ def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped
 
     With every engine, the ranks first check that their models agree.
 
-    `hook(comm, bucket)` compresses gradients, for "scratch" only. FSDP2 replaces the
-    parameters of `model`: make the optimizer afterwards. "ddp" and "fsdp2" need
-    torch's default group; if this makes it, destroy_process_group() ends it.
+    `hook(comm, bucket)` compresses gradients, and only "scratch" supports it. FSDP2
+    replaces the parameters of `model`, so create the optimizer afterwards. "ddp" and
+    "fsdp2" need torch's default group. If we have to create that group,
+    destroy_process_group() also ends it.
 
     Raises:
-        ValueError: there is no such engine, `comm` isn't one of torch's process groups
-            but the engine needs one, the engine takes no hook, or the models differ
+        ValueError: there is no such engine, the engine needs one of torch's process
+            groups but `comm` isn't one, the engine takes no hook, or the models differ
             between ranks.
     """
     if engine not in ENGINES:
@@ -130,7 +132,7 @@ def wrap(engine: str, model: nn.Module, comm: Comm, hook: Any = None) -> Wrapped
 
 
 def _default_group(engine: str, comm: Comm) -> None:
-    """Torch's own default group, over the store through which the ranks have met."""
+    """Create torch's default group, over the store through which the ranks have met."""
     inner = comm
     while isinstance(inner, Wrapper):
         inner = inner._inner
