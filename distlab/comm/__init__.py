@@ -1,8 +1,8 @@
-"""The interface through which learner code communicates, and its transports.
+"""The interface through which your code communicates, and its transports.
 
-Each rank gets a `Comm`. `TorchComm` implements it over torch.distributed's gloo
-or NCCL, and `TcpComm` over plain sockets. `Journal`, `ByteMeter` and `PointToPointOnly`
-can wrap any Comm.
+Each rank gets a `Comm`. `TorchComm` implements it over torch.distributed with gloo or
+NCCL, and `TcpComm` implements it over plain sockets. You can wrap any Comm in a
+`Journal`, a `ByteMeter` or `PointToPointOnly`.
 """
 
 from distlab.comm._call import COLLECTIVES, Call, Wrapper

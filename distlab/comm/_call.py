@@ -35,7 +35,7 @@ COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of the communicator, without the data itself."""
+    """A record of a call on the communicator, without the data itself."""
 
     op: str
     dst: int | None = None
@@ -57,7 +57,7 @@ class Wrapper:
         self._inner = inner
 
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
-        """Do something about `call`; `proceed()` performs it."""
+        """Handle `call`; `proceed()` performs it."""
         raise NotImplementedError
 
     def _wrap_group(self, group: Comm, ranks: Sequence[int]) -> Comm:

@@ -13,11 +13,11 @@ _LEFT: deque[Any] = deque(maxlen=4)
 
 
 def open_default_group(wire: str, device: torch.device, **place: Any) -> Any:
-    """Make torch's default group unless there is one; return it only if we made it.
+    """Create torch's default group unless it exists; return it only if we created it.
 
-    `wire` is "gloo" or "nccl". With NCCL on a GPU, gloo carries the tensors on the CPU.
-    `place` goes to torch's init_process_group: store, rank, world_size, timeout. Pass
-    what this returns to leave_default_group.
+    `wire` is "gloo" or "nccl". If it is NCCL on a GPU, gloo carries the tensors that
+    are on the CPU. `place` holds the arguments for torch's init_process_group: store,
+    rank, world_size and timeout. Pass the return value to leave_default_group.
     """
     if dist.is_initialized():
         return None
@@ -29,14 +29,15 @@ def open_default_group(wire: str, device: torch.device, **place: Any) -> Any:
 def leave_default_group(opened: Any = None) -> None:
     """Destroy torch's default group, but keep the object behind it for a while.
 
-    With `opened`, only if that is still the default group: somebody else may have
-    destroyed it and made another.
+    If you pass `opened`, we destroy it only if it is still the default group, because
+    someone else may have destroyed it and created another one.
 
-    A moment after a collective is over, gloo's threads still drop its tensors, and for
-    a tensor that Python knows they need the interpreter's lock. If a wrapper such as
-    torch's DistributedDataParallel is then the last to hold the group, its end takes
-    the group with it: it holds that lock and waits for those threads, forever. On busy
-    cores that was one run in ten with torch 2.13.
+    For a moment after a collective, gloo's threads still drop its tensors. If Python
+    knows such a tensor, they need the interpreter's lock to do so. Now suppose that a
+    wrapper such as torch's DistributedDataParallel is the last to hold the group. When
+    the wrapper is freed, it frees the group while holding that lock, and waits forever
+    for those threads. With torch 2.13 on busy cores, that happened in one run out of
+    ten.
     """
     if opened is None or (dist.is_initialized() and dist.group.WORLD is opened):
         _LEFT.append(dist.group.WORLD)

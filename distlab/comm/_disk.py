@@ -1,7 +1,7 @@
 """The disk of a service or a checkpoint, and its guarantees after a crash.
 
-The next `read` sees at once what `write`, `append`, `rename` and `remove` did. But a
-crash of the machine (not merely of the process) leaves less:
+The next `read` immediately sees everything that `write`, `append`, `rename` and
+`remove` did. But if the machine crashes (not merely the process), less is left:
 
     written, appended   durable after `sync(path)`; before, any of it may be there, or
                         torn at any byte
@@ -20,27 +20,27 @@ from typing import Protocol
 
 
 class DiskError(OSError):
-    """The disk is full, the file doesn't exist, or a path leads outside the folder."""
+    """Raised if the disk is full, a file doesn't exist, or a path leads elsewhere."""
 
 
 class Disk(Protocol):
     """The files in one folder, by names such as "log" or "log.tmp".
 
-    Every method raises `DiskError` for a path that leads elsewhere.
+    Every method raises `DiskError` for a path that leads out of the folder.
     """
 
     def write(self, path: str, data: bytes) -> None:
         """Make the file hold `data` and nothing else.
 
         Raises:
-            DiskError: the disk is full; the file may hold a part of `data`.
+            DiskError: the disk is full; the file may contain a part of `data`.
         """
 
     def append(self, path: str, data: bytes) -> None:
         """Append `data` to the file, creating it if necessary.
 
         Raises:
-            DiskError: the disk is full; a part of `data` may be there.
+            DiskError: the disk is full; the file may contain a part of `data`.
         """
 
     def sync(self, path: str) -> None:
@@ -51,14 +51,14 @@ class Disk(Protocol):
         """
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file atomically, replacing any file of that name.
+        """Rename a file atomically, replacing any file that has the new name.
 
         Raises:
             DiskError: there is no file `source`.
         """
 
     def sync_folder(self) -> None:
-        """Make the folder's names durable: files created, renamed or removed."""
+        """Make names durable after files were created, renamed or removed."""
 
     def read(self, path: str) -> bytes:
         """Read the whole file.
@@ -96,18 +96,19 @@ def require_name(path: str) -> None:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is an address such as s3://bucket rather than a folder.
+    """Return True if a path is an address such as s3://bucket rather than a folder.
 
-    Taken as a path, it would become a folder called `s3:` in the working folder.
+    If we took it for a path, we would create a folder called `s3:` in the working
+    folder.
     """
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", os.fspath(path)) is not None
 
 
 def require_bytes(data: bytes) -> None:
-    """Require bytes.
+    """Require that `data` is a bytes object.
 
     Raises:
-        TypeError: it isn't bytes.
+        TypeError: it isn't.
     """
     if not isinstance(data, bytes):
         raise TypeError(f"a file holds bytes, not {type(data).__name__}")

@@ -21,9 +21,10 @@ class NcclMessages:
     """Holds a rank's sends and receives that have started but aren't launched yet.
 
     NCCL connects two ranks when the first message between them is launched, and the
-    launch waits for that, so two ranks that both send first would wait for each other.
-    We therefore only note a start. Whoever has to wait, for a message or in a
-    collective, launches everything noted as one group, whose members run side by side.
+    launch waits for the connection. If both ranks launched their sends first, they
+    would wait for each other. We therefore only take note of a message when it starts.
+    As soon as the rank has to wait, for a message or in a collective, we launch all of
+    these as one group, whose members run side by side.
     """
 
     def __init__(self, group: Any) -> None:
@@ -33,10 +34,11 @@ class NcclMessages:
     def note(
         self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int
     ) -> NcclMessage:
-        """Start a message, which the next launch sends on its way.
+        """Start a message, which the next launch will send.
 
         Raises:
-            CommRefusedError: it has a tag, but NCCL matches messages by their order.
+            CommRefusedError: the message has a tag, but NCCL matches messages by their
+                order.
         """
         if tag:
             raise CommRefusedError(f"{kind} with tag {tag}: NCCL knows no tags")
@@ -45,7 +47,7 @@ class NcclMessages:
         return message
 
     def launch(self) -> None:
-        """Pass everything noted to NCCL as one group."""
+        """Pass all messages that have started to NCCL, as one group."""
         noted, self._noted = self._noted, []
         if not noted:
             return
@@ -72,11 +74,11 @@ class NcclMessage:
         self.work: Any = None
 
     def wait(self, timeout: timedelta) -> None:
-        """Wait until its group is over."""
+        """Wait until the message's group has finished."""
         if self.work is None:
             self._messages.launch()
         self.work.wait(timeout)
 
     def is_completed(self) -> bool:
-        """Return True if its group is over."""
+        """Return True if the message's group has finished."""
         return self.work is not None and bool(self.work.is_completed())

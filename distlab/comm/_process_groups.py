@@ -1,4 +1,4 @@
-"""Make the process groups of torch that `TorchComm` uses."""
+"""Create the process groups of torch that `TorchComm` uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABORT_TAG = (1 << 31) - 1
 def make_gloo_group(
     store: Any, rank: int, world_size: int, timeout_s: float, host: str = LOOPBACK
 ) -> Any:
-    """Meet the other ranks through `store` (collective).
+    """Meet the other ranks through `store`; collective.
 
     `host` is the address of this machine by which the other ranks reach it.
 
@@ -35,7 +35,7 @@ def make_gloo_group(
 
 
 def make_nccl_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    """Meet the other ranks, each with a GPU, shared if there are too few.
+    """Meet the other ranks, each on a GPU; if there are too few, ranks share them.
 
     Returns:
         torch's ProcessGroupNCCL; this process's current GPU is the rank's.
@@ -57,7 +57,8 @@ def make_nccl_group(store: Any, rank: int, world_size: int, timeout_s: float) ->
 def connected(group: Any, device: torch.device) -> Any:
     """Return the ProcessGroupNCCL of a torch group after connecting it; collective.
 
-    Connecting a communicator needs all of its ranks, but a first message has only two.
+    To connect a communicator, all of its ranks must take part, but a first message
+    involves only two.
     """
     backend = group._get_backend(device)
     if group.bound_device_id is None:

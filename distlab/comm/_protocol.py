@@ -1,7 +1,7 @@
-"""The communicator that learner code sees, with torch.distributed's names.
+"""The communicator that your code sees, with torch.distributed's names.
 
-Source: torch.distributed for the names; MPI for the object form (a rank is handed its
-communicator and never reaches for a global one).
+Source: torch.distributed for the names; MPI for the object form (a rank receives its
+communicator and never uses a global one).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SUM = ReduceOp.SUM
 
 
 class CommRefusedError(ValueError):
-    """A call can never succeed, so we refuse it before sending anything.
+    """Raised for a call that can never succeed, before anything is sent.
 
-    `kind` says why, for programs: "no such rank", "itself", "collective" (not available
-    here), or "call" for all else.
+    A program can find the reason in `kind`: "no such rank", "itself", "collective" (not
+    available here), or "call" for anything else.
     """
 
     def __init__(self, message: str, kind: str = "call") -> None:
@@ -48,7 +48,7 @@ class CommRefusedError(ValueError):
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionReset does
-    """A rank waited for a peer that died or didn't answer within the time limit."""
+    """Raised if a peer died, or didn't answer a rank within the time limit."""
 
     def __init__(
         self, rank: int, step: int, peer: int | str | None, waited_s: float
@@ -63,7 +63,7 @@ class PeerLost(RuntimeError):  # noqa: N818 - it names an event, as ConnectionRe
 
 
 class Work(Protocol):
-    """A transfer under way; leave its tensor alone until `wait` returns."""
+    """A transfer in progress; don't touch its tensor until `wait` returns."""
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the transfer is done.
@@ -75,18 +75,19 @@ class Work(Protocol):
     def is_completed(self) -> bool:
         """Return True if `wait` would return at once, as far as the transport knows.
 
-        gloo doesn't tell us for messages, so this is False until `wait` has returned.
+        gloo doesn't tell us this about messages, so for them it is False until `wait`
+        has returned.
         """
 
 
 class Comm(Protocol):
     """One rank's view of its group; all tensors are contiguous and on `device`.
 
-    Every wait takes `timeout_s` in seconds (None means the transport's own limit), and
-    raises `PeerLost` if it ends without the peer.
+    Every call that waits takes `timeout_s` in seconds (None means the transport's own
+    limit). If the time is over before the peer has answered, it raises `PeerLost`.
 
-    With `async_op`, a collective returns its Work at once. Leave its inputs and outputs
-    alone until `wait`, to which you then pass the limit.
+    With `async_op`, a collective returns its Work at once. Don't touch its inputs and
+    outputs until you have called `wait`, to which you can pass the time limit.
     """
 
     @property
@@ -103,12 +104,12 @@ class Comm(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device where tensors must be."""
+        """The device on which tensors must be."""
 
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """Send `tensor` to rank `dst`; returns once `dst` is receiving it."""
+        """Send `tensor` to rank `dst`; return once `dst` is receiving it."""
 
     def recv(
         self,
@@ -118,13 +119,13 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """Receive into `tensor`, in place, from rank `src`; returns the source rank."""
+        """Receive into `tensor`, in place, from rank `src`; return the source rank."""
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """Start a send and return at once; leave `tensor` alone until `wait`."""
+        """Start a send and return at once; don't touch `tensor` until `wait`."""
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Work:
-        """Start a receive and return at once; `tensor` is filled after `wait`."""
+        """Start a receive and return at once; `wait` fills `tensor`."""
 
     def sendrecv(
         self,
@@ -135,7 +136,7 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Send to `dst` and receive from `src` at the same time, which cannot hang."""
+        """Send to `dst` and receive from `src` at the same time, so this can't hang."""
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until every rank of the group has called it; collective."""
@@ -192,7 +193,10 @@ class Comm(Protocol):
         """Send chunk i of `input` to rank i, and receive into `output`; collective."""
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """Make a Comm of `ranks`, None on ranks outside; collective over this group."""
+        """Create a Comm for `ranks`; collective over this group.
+
+        Returns None on ranks that aren't in `ranks`.
+        """
 
     def time(self) -> float:
         """Return seconds on a clock that never goes back (virtual in a simulation)."""

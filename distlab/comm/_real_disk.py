@@ -28,10 +28,11 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # never write outside the folder
 class RealDisk:
     """The files of one folder, which we create and make durable if necessary.
 
-    `sync` and `sync_folder` call fsync (on macOS F_FULLFSYNC) and return once the
-    drive says that it has the data. A rename is atomic. People sometimes move a file
-    elsewhere when a disk fills up, and leave a link. You can read and remove such a
-    link, but not write through it. We refuse pipes and folders that others put there.
+    `sync` and `sync_folder` call fsync (on macOS F_FULLFSYNC), and return once the
+    drive says that it has the data. A rename is atomic. When a disk fills up, people
+    sometimes move a file elsewhere and leave a link. You can read and remove such a
+    link, but you can't write through it. We refuse pipes and folders that others have
+    put there.
 
     Raises:
         DiskError: we can't create or open the folder.
@@ -63,7 +64,8 @@ class RealDisk:
         """Implement `Disk.sync`.
 
         Raises:
-            DiskError: no such file, or the drive failed, so its contents are unknown.
+            DiskError: there is no such file, or the drive failed, so the contents are
+                unknown.
         """
         with self._open(path, os.O_RDONLY | _NO_LINK) as file:
             _fsync(file)
@@ -156,7 +158,7 @@ def _is_link(path: str, folder: int) -> bool:
 
 @contextmanager
 def _in_words(path: str) -> Iterator[None]:
-    """Turn an error of the system into one sentence."""
+    """Turn an error of the system into one readable sentence."""
     try:
         yield
     except DiskError:
@@ -173,7 +175,7 @@ def _in_words(path: str) -> Iterator[None]:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make it and its parents; returns the folders that got a new name in them."""
+    """Create a folder and its parents; return the folders that got a new entry."""
     if folder.is_dir():
         return []
     above = _make(folder.parent)

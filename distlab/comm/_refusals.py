@@ -1,4 +1,4 @@
-"""Refuse calls that we know to be wrong before sending anything."""
+"""Refuse calls that we know to be wrong, before sending anything."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Refusals:
             )
 
     def group(self, members: Sequence[int]) -> None:
-        """Require that a group has members, each once, and that they all exist."""
+        """Require that a group has members that exist, and has each only once."""
         if not members or len(set(members)) != len(members):
             raise CommRefusedError(f"a group of ranks {members}: each once, at least 1")
         for member in members:
@@ -90,7 +90,7 @@ class Refusals:
             )
 
     def chunks(self, output: Tensor, input: Tensor, op: str) -> None:
-        """Require an input with one output for each rank."""
+        """Require an input that consists of one output for each rank."""
         self.tensor(output, op)
         self.tensor(input, op)
         if input.numel() != output.numel() * self._world_size:
@@ -111,7 +111,7 @@ class Refusals:
             )
 
     def limit(self, op: str, async_op: bool, timeout_s: float | None) -> None:
-        """Refuse a limit unless the call waits."""
+        """Refuse a time limit unless the call waits."""
         if async_op and timeout_s is not None:
             raise CommRefusedError(
                 f"{op} with async_op=True does not wait: give timeout_s={timeout_s} to "

@@ -1,10 +1,10 @@
 """Implement Comm on torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
-It has its own process group instead of using torch's default one, so nothing global
-is set up and two runs in one process can't meet by accident. `TorchComm.from_default`
-joins the default group of a launcher such as torchrun.
+It creates its own process group instead of using torch's default one. So it sets up
+nothing global, and two runs in one process can't meet by accident. To join the default
+group of a launcher such as torchrun, use `TorchComm.from_default`.
 
-Guide: `Comm` has the contract of each call; this is only how torch fulfils it.
+Guide: `Comm` documents the contract of each call; this module only implements it.
 Source: torch.distributed.ProcessGroup (2.11 to 2.14) for the calls underneath.
 """
 
@@ -43,13 +43,15 @@ _REDUCE: dict[ReduceOp, Any] = {
 class TorchComm:
     """A rank's communicator over one torch.distributed process group.
 
-    Limits: on gloo, a send or recv that exceeds its `timeout_s` closes this rank's
-    connections to the whole group, so every later call raises PeerLost, here and on
-    those who wait for this rank. A collective that times out closes nothing. torch's
-    reduce_scatter on gloo ignores `timeout_s`, so its wait ends with the group's limit.
-    NCCL has no tags and can't receive from anyone, so we refuse both. There, an isend
-    sets out with the next call that waits, a time limit doesn't bound the first contact
-    between two ranks, and only the runner notices a dead peer.
+    Limits on gloo: if a send or recv exceeds its `timeout_s`, this rank's connections
+    to the whole group close. Every later call then raises PeerLost, here and on the
+    ranks that wait for this one. A collective that times out closes nothing. torch's
+    reduce_scatter ignores `timeout_s` on gloo, so it waits as long as the group's limit
+    allows.
+
+    Limits on NCCL: it has no tags and can't receive from just anyone, so we refuse
+    both. An isend starts only with the next call that waits, a time limit doesn't apply
+    to the first contact between two ranks, and only the runner notices a dead peer.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TorchComm:
         """Meet the other ranks through `store` and form a group; collective.
 
         On gloo, `host` is this machine's address by which the other ranks reach it.
-        Without a `local_rank` all ranks count as ranks of one machine.
+        Without a `local_rank`, we treat all ranks as ranks of one machine.
 
         Raises:
             ValueError: the backend is neither gloo nor nccl.
@@ -154,7 +156,7 @@ class TorchComm:
 
     @property
     def timeout_s(self) -> float:
-        """Return the default limit of a wait."""
+        """Return the default time limit of a call that waits."""
         return self._timeout_s
 
     # ── point to point ──────────────────────────────────────────────────────────────
@@ -370,11 +372,11 @@ class TorchComm:
             group._close()
 
     def close(self) -> None:
-        """End gloo's threads. The communicator can't be used afterwards.
+        """End gloo's threads; you can't use the communicator afterwards.
 
-        After the last collective, a thread of gloo still has to drop its tensors, for
-        which it needs the interpreter's lock. If the interpreter is shutting down by
-        then, Python ends that thread, and the whole process dies with SIGABRT.
+        After the last collective, a thread of gloo still has to drop its tensors, and
+        to do so it needs the interpreter's lock. If the interpreter is already shutting
+        down, Python ends that thread, and the whole process dies with SIGABRT.
         """
         self._under_way.clear()
         for group in self._groups:

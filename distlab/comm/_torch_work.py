@@ -23,7 +23,7 @@ _LOST_SIGNS = (
 
 
 class TorchWork:
-    """A transfer under way, which turns torch's errors about a lost peer into ours."""
+    """A transfer in progress that turns torch's errors about a lost peer into ours."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TorchWork:
         return self._is_done or bool(self._work.is_completed())
 
     def source(self) -> int:
-        """Return the sender of the message that this receive from anyone took."""
+        """Return the rank that sent the message, for a receive from anyone."""
         return int(self._work._source_rank())
 
 

@@ -1,4 +1,4 @@
-"""Three wrappers that log every call, count its bytes, and refuse collectives."""
+"""Three wrappers that log every call, count its bytes, or refuse collectives."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Journal(Wrapper):
 
 
 class _JournalledWork:
-    """A Work whose `wait` is written down too."""
+    """A Work whose `wait` is logged as well."""
 
     def __init__(self, work: Work, journal: Journal, number: int) -> None:
         self._work, self._journal, self._number = work, journal, number
@@ -168,9 +168,9 @@ class _JournalledWork:
 class Traffic:
     """One rank's traffic so far, including its subgroups.
 
-    We call `before_call`, if there is one, before each call begins. `note` gets the
-    name of a blocking call, or of a posted one that the rank waits for, and when it
-    began. At its end, it gets an empty name.
+    If `before_call` is set, we call it before each call begins. When a blocking call
+    begins, or when the rank starts to wait for a call that it posted, `note` gets the
+    call's name and its start time. When the call ends, `note` gets an empty name.
     """
 
     messages: int = 0
@@ -199,11 +199,11 @@ class Traffic:
 
 
 class ByteMeter(Wrapper):
-    """Count the messages and bytes a rank sends and the seconds it spends in calls.
+    """Counts the messages and bytes that a rank sends, and its seconds in calls.
 
-    We count point-to-point calls as they are. A library collective hides how it
-    moves its data, so we count it by the formula of a bandwidth-optimal algorithm
-    (n ranks, S bytes of the tensor sent): all_reduce 2(n-1)/n S, reduce_scatter and
+    We count point-to-point calls as they are. A library collective hides how it moves
+    its data, so we count the bytes of a bandwidth-optimal algorithm. For n ranks, and S
+    bytes in the tensor sent, these are all_reduce 2(n-1)/n S, reduce_scatter and
     all_to_all (n-1)/n S, all_gather and broadcast by its root (n-1) S, reduce S,
     barrier 0.
     """
@@ -258,7 +258,7 @@ class _TimedWork:
 
 
 class PointToPointOnly(Wrapper):
-    """Allow send and recv only, for the unit that builds collectives."""
+    """Allows only send and recv, for the unit in which you build collectives."""
 
     def __init__(self, inner: Comm, *, building: str = "the collectives") -> None:
         super().__init__(inner)
@@ -305,8 +305,9 @@ def _facts(tensor: object, shape: str, dtype: str) -> Event:
 def call_site(frame: FrameType | None) -> Event:
     """Find the innermost line outside distlab and torch, or else outside distlab.comm.
 
-    `via` is the file and line that called this function, if outside as well, because
-    a learner's own collective may be right but called in the wrong place.
+    `via` is the file and line that called the function with that line, if it is outside
+    as well. A learner's own collective may be right but called in the wrong place, and
+    then you need that line.
     """
     site: Event = {"file": "", "line": 0, "via": None}
     while frame is not None:

@@ -1,14 +1,15 @@
 """Building blocks of a service, on real processes as well as in virtual time.
 
 A service (a store, a rendezvous, a parameter server) is a plain object. It answers
-messages and does no input or output of its own; it gets a disk and a clock.
+messages but does no input or output of its own, and uses the disk and the clock that it
+is given.
 
     handle(peer, message) -> reply        answered now
     handle(peer, message) -> None         not yet: the message is offered again
     on(event, now_s) -> actions           optional: what happens beside messages
 
-Whoever carries messages to a service keeps a `Pending`. Both sides use the same class,
-so "offered again" means the same on both:
+The side that carries messages to a service keeps a `Pending`. Real processes and the
+simulation use the same class, so "offered again" means the same for both:
 
 * We offer a message that got None again after every later message, and after every
   event, in the order of arrival, until it's answered. If a pass answers one, we make
@@ -16,9 +17,9 @@ so "offered again" means the same on both:
 * So `handle` sees such a message more than once. Whatever it notes before it
   returns None must survive being noted again (use a set of ranks, not a count).
 * We drop it unanswered when its caller has given up (`until_s`) or is gone.
-* Requests carry the caller's own number, counted by each caller from 1. A request that
-  arrives again with the number of one that waits takes the place of that one. We don't
-  drop other copies, so the service itself must count each request once.
+* Requests carry the caller's own number, counted by each caller from 1. If a request
+  arrives again while one with the same number is waiting, it replaces that one. We
+  don't drop other copies, so the service itself must count each request once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ as long as it is connected.
 
 
 class Service(Protocol):
-    """Answers messages; it may also have `on`, see `Reacts`."""
+    """Answers messages; it may also have a method `on`, see `Reacts`."""
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
         """Implement `Handle`."""
@@ -48,36 +49,36 @@ class Service(Protocol):
 
 @runtime_checkable
 class Reacts(Protocol):
-    """Decides on events: a service that has `on`, or a launcher.
+    """Decides on events; either a service that has a method `on`, or a launcher.
 
-    Events and actions are plain values. A service is given `Started` (once, first),
-    `PeerGone` and `Tick`, and can ask for `WakeAt`; a launcher has its own.
+    Events and actions are plain values. A service receives `Started` (once, first),
+    `PeerGone` and `Tick`, and can ask for a `WakeAt`. A launcher has its own events.
     """
 
     def on(self, event: object, now_s: float) -> Sequence[object]:
-        """Decide what to do about `event`; `now_s` never goes back."""
+        """Decide what to do about `event`; `now_s` never goes backwards."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """The service has just been made, for the first time or again after a crash."""
+    """The service has just been created, for the first time or again after a crash."""
 
 
 @dataclass(frozen=True)
 class PeerGone:
-    """A caller's connection is closed, because its process has ended or died."""
+    """A caller's connection has closed, because its process has ended or died."""
 
     peer: int
 
 
 @dataclass(frozen=True)
 class Tick:
-    """The time has come that the service asked for by `WakeAt`."""
+    """The time for which the service asked with `WakeAt` has come."""
 
 
 @dataclass(frozen=True)
 class WakeAt:
-    """Have a `Tick` at this time (or soon, if it is over), on the clock of `now_s`.
+    """Ask for a `Tick` at this time on the clock of `now_s`, or soon if it has passed.
 
     A later one replaces it.
     """
@@ -87,7 +88,7 @@ class WakeAt:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContext:
-    """A service's surroundings, which it gets when made; it mustn't `clock.sleep`."""
+    """The surroundings that a new service is given; it mustn't `clock.sleep`."""
 
     disk: Disk
     clock: Clock
@@ -99,7 +100,7 @@ Factory = Callable[[ServiceContext], Service]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One message to a service; its caller waits for the reply until `until_s`."""
+    """One message to a service, whose caller waits for the reply until `until_s`."""
 
     peer: int
     number: int  # the caller's own
@@ -148,9 +149,9 @@ class Pending:
             besides = None
 
     def forget(self, peer: int, before: float = math.inf) -> None:
-        """Drop this caller's requests, or those with a number below `before`.
+        """Drop this caller's requests, or only those with a number below `before`.
 
-        Use it if the caller is gone or has given up on them.
+        Use it when the caller has gone or has given up on them.
         """
         for key in [k for k in self._waiting if k[0] == peer and k[1] < before]:
             del self._waiting[key]

@@ -2,14 +2,14 @@
 
     call ──▶ connection at hand, or dial and prove ──▶ CALL … REPLY ──▶ connection kept
 
-The caller numbers its requests. If a connection breaks before the reply and the caller
-can reach the same life of the service again, it resends the request under the same
-number, and the service handles it once. If that life has ended, nobody knows if the
-request was handled, so the call is lost, and the program must decide what to do.
+The caller numbers its requests. If a connection breaks before the reply, and the caller
+can still reach the same life of the service, it resends the request under the same
+number, so that the service handles it once. If that life has ended, nobody knows if the
+request was handled. The call is then lost, and the program must decide what to do.
 
-A service assumes that a caller without a connection has ended. So we keep a
-connection on which an answer didn't come in time until we use another one,
-and keep one to a new life of the service for the next call.
+A service assumes that a caller without a connection has ended. So if an answer doesn't
+come in time, we keep that connection until we use another one, and we keep a connection
+to a new life of the service for the next call.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2  # between two tries to connect
 
 
 class GoneError(Exception):
-    """The service, or that life of it which has the request, is dead."""
+    """Raised if the service, or the life of it that has the request, is dead."""
 
 
 class _Connection:
-    """A proved connection, with one request under way at a time."""
+    """A connection that passed its handshake, with one request at a time."""
 
     def __init__(self, address: Address, until: float) -> None:
         try:
@@ -62,7 +62,7 @@ class _Connection:
     def introduce(
         self, me: Identity, caller: bytes, service: str, limit: int, until: float
     ) -> None:
-        """Go through the handshake, and learn which life of the service this is."""
+        """Complete the handshake, and learn which life of the service this is."""
         talk = as_caller(me, service)
         words, needs = next(talk)
         while True:
@@ -89,7 +89,7 @@ class _Connection:
         until: float,
         on_wait: Callable[[], None],
     ) -> Sealed:
-        """Send a request and wait for its answer; `on_wait`: it is not yet answered."""
+        """Send a request and wait for its answer; call `on_wait` if it must wait."""
         call = self._sealer.seal(
             Kind.CALL,
             message,
@@ -111,7 +111,7 @@ class _Connection:
         return not select.select([self.socket], [], [], 0)[0]
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.close()
 
     def _next(self, until: float) -> Sealed:
@@ -169,16 +169,16 @@ class Caller:
         until: float,
         on_wait: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Have the service handle `message`; `until` is a time of `time.monotonic`.
+        """Let the service handle `message`; `until` is a time of `time.monotonic`.
 
         We call `on_wait` when the service says that it can't answer yet.
 
         Raises:
-            GoneError: it is dead, and we don't know if it handled the message.
-            TimeoutError: no answer came in time, so we don't know either.
+            GoneError: the service is dead, and we don't know if it handled the message.
+            TimeoutError: no answer came in time, so we don't know that either.
             ValueError: the message is larger than a frame may be.
-            RuntimeError: its `handle` raised an error.
-            FrameError, StrangerError: it refuses us, with its reason.
+            RuntimeError: the service's `handle` raised an error.
+            FrameError, StrangerError: the service refuses us, with its reason.
         """
         if len(message) > self._limit:
             raise ValueError(
@@ -291,10 +291,10 @@ def _close(connection: _Connection | None) -> None:
 
 
 def _left_s(until: float) -> float | None:
-    """For a socket: None is without end, which longer than it can wait is too.
+    """Return the seconds left, or None (no limit) if a socket can't wait that long.
 
     Raises:
-        TimeoutError: nothing is left.
+        TimeoutError: no time is left.
     """
     left_s = until - time.monotonic()
     if left_s <= 0:

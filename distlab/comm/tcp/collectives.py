@@ -98,10 +98,10 @@ def all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
 
 
 def _doubling_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
-    """Exchange all with a partner twice as far in each step.
+    """In each step, exchange everything with a partner that is twice as far away.
 
-    Where n is no power of two, the ranks above the largest one in it give what they
-    have to a rank below before, and get the result after.
+    If n isn't a power of two, each rank above the largest one in it sends its tensor to
+    a rank below before the first step, and gets the result after the last.
     """
     power = 1 << (n.bit_length() - 1)
     part = torch.empty_like(flat)
@@ -124,7 +124,7 @@ def _doubling_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps
 
 
 def _ring_all_reduce(rank: int, n: int, flat: Tensor, op: ReduceOp) -> Steps:
-    """Round the ring twice: first the chunks' sums come about, then they spread."""
+    """Go twice around the ring: first the chunks are summed, then they spread."""
     chunks = flat.tensor_split(n)
     yield from _ring_reduce_scatter(rank, chunks, op)
     average(op, chunks[rank], n)
@@ -158,7 +158,7 @@ def all_to_all(rank: int, n: int, output: Tensor, input: Tensor) -> Steps:
 
 
 def _ring_reduce_scatter(rank: int, chunks: Sequence[Tensor], op: ReduceOp) -> Steps:
-    """In place: chunk `rank` becomes the reduction; the others are left in between."""
+    """Turn chunk `rank` into the reduction in place; the others hold partial sums."""
     n = len(chunks)
     left, right = (rank - 1) % n, (rank + 1) % n
     part = torch.empty_like(chunks[0])  # the first chunk is the longest

@@ -7,9 +7,9 @@
     Meeting          how the lines come about, and the proof of the job's secret
 
 Every message is a rendezvous, as on gloo, so a program hangs here exactly if it hangs
-there. Collectives are the textbook's, over these messages (see `collectives`).
+there. Collectives use textbook algorithms over these messages (see `collectives`).
 
-Guide: the contract of each call is in `Comm`.
+Guide: `Comm` documents the contract of each call.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _CPU = torch.device("cpu")
 class TcpComm:
     """A rank's communicator over one TCP connection to every other rank.
 
-    Limits: a send or recv that exceeds its `timeout_s` gives up the whole group, here
-    and for those who wait for this rank, but a collective that times out gives up
-    nothing. If a message is half on its way by then, the line to that rank closes for
-    all groups. Tensors must be in CPU memory. Everyone who joins has proved the secret,
-    but messages are neither encrypted nor signed.
+    If a send or recv exceeds its `timeout_s`, the whole group is given up, here and for
+    the ranks that wait for this one. A collective that times out gives up nothing. If
+    part of a message has already been sent by then, the connection to that rank closes
+    for all groups. Tensors must be in CPU memory. Every rank that joins has to prove
+    that it knows the secret, but messages are neither encrypted nor signed.
     """
 
     def __init__(
@@ -86,13 +86,12 @@ class TcpComm:
     ) -> TcpComm:
         """Meet the other ranks through `store` and connect to each; collective.
 
-        `secret` is the job's, the same on every rank. `host` is the address of this
-        machine by which the others reach it, `port` one to listen on; 0 lets the system
-        choose.
+        `secret` belongs to the job and must be the same on every rank. `host` is the
+        address of this machine by which the other ranks reach it. `port` is the one to
+        listen on, where 0 lets the system choose.
 
         Raises:
-            ValueError: the secret is too short, or we can't listen on the
-                address.
+            ValueError: the secret is too short, or we can't listen on the address.
             MeetingError: a rank didn't arrive within `timeout_s`, or doesn't have the
                 same secret.
         """
@@ -346,7 +345,7 @@ class TcpComm:
         self.engine.post(lambda: self.engine.exchange.leave(self._group))
 
     def close(self) -> None:
-        """Shut down properly: send what is due, and leave all peers."""
+        """Shut down properly: send everything that is due, then leave all peers."""
         atexit.unregister(self._close_in)
         self.engine.close()
 
@@ -395,5 +394,5 @@ class TcpComm:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Flatten a tensor, hidden from autograd, because a message isn't an operation."""
+    """Flatten a tensor without autograd, because a message isn't an operation."""
     return tensor.detach().view(-1)

@@ -1,12 +1,13 @@
 """Keep track of requests that a service has answered, or can't answer yet.
 
-A caller that lost its connection sends the same request again under the same number.
-If the service still lives and has answered that number, we don't ask it again, but send
-the same answer once more. A restarted service knows nothing of this, so whatever
-must count only once even then is its own responsibility.
+A caller that lost its connection sends the same request again under the same number. If
+the service still lives and has answered that number, we don't ask it again but repeat
+the answer. A restarted service knows nothing of this, so if something must count only
+once even then, the service has to take care of it itself.
 
-We tell a caller if its request waits, so that it can say what it waits for, unless the
-service has asked for a Tick and may answer without another message.
+If a request waits, we tell the caller, so that it can report what it is waiting for. We
+don't if the service has asked for a Tick, because it may answer without another
+message.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Caller:
         self.oldest = 0
 
     def give_up(self, oldest: int) -> None:
-        """Forget answers that it has, or doesn't want any more."""
+        """Forget answers that the caller has, or no longer wants."""
         self.oldest = max(self.oldest, oldest)
         for numbered in (self.waits, self.kept):
             for number in [n for n in numbered if n < self.oldest]:
@@ -71,7 +72,7 @@ class Caller:
 
 
 class Desk:
-    """Stands between the connections and `handle`; belongs to one thread."""
+    """Mediates between the connections and `handle`; belongs to one thread."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Desk:
         """Add a connection of the caller `name`; for a rank, only the latest counts.
 
         Raises:
-            FrameError: somebody else has that name.
+            FrameError: another process has that name.
         """
         caller = self._callers.get(name)
         if caller is None:
@@ -113,7 +114,7 @@ class Desk:
         return caller
 
     def leave(self, caller: Caller, line: Line) -> None:
-        """Remove a connection that has ended; with its last one, a caller is gone."""
+        """Remove a connection that has ended, and with the last one its caller."""
         caller.lines.discard(line)
         if not caller.lines and self._by_peer.get(caller.peer) is caller:
             self._pending.forget(caller.peer)
@@ -123,7 +124,7 @@ class Desk:
         """Answer a request, now or later, and never the same number twice.
 
         Raises:
-            FrameError: it has an invalid number.
+            FrameError: the request has an invalid number.
         """
         if self._by_peer.get(caller.peer) is not caller:
             raise FrameError("a newer process of the same rank calls here")
@@ -155,7 +156,7 @@ class Desk:
         """Tell a service that reacts about an event, and offer waiting requests again.
 
         Raises:
-            TypeError: it asks for an action that we don't know.
+            TypeError: the service asks for an action that we don't know.
         """
         if self._reacts is None:
             return
@@ -192,7 +193,7 @@ class Desk:
             line.answer(caller.kept[number][0], number, caller.kept[number][1])
 
     def _forget(self, caller: Caller) -> None:
-        """A rank was started again: what the one before asked for is void."""
+        """Drop a rank's earlier requests, because that rank was restarted."""
         self._pending.forget(caller.peer)
         if caller.lines:
             self.event(PeerGone(caller.peer))

@@ -5,7 +5,7 @@
     endpoint    calls whoever is in the directory, and serves its own listener
     store       calls the service "store", which belongs to no rank
 
-We connect nothing and start no thread before it is needed.
+We don't open a connection or start a thread before we need it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Directory:
 
 
 class TcpEndpoint:
-    """An `Endpoint`; with `NO_RANK` as its `rank`, it has none (yet) and only calls.
+    """An `Endpoint`; with `NO_RANK` as its `rank` it can only call, not serve.
 
     On real processes, a service's `handle` runs in a separate thread beside its rank's
     program, so anything that both use must be thread-safe.
@@ -77,7 +77,7 @@ class TcpEndpoint:
 
     @property
     def is_answering(self) -> bool:
-        """Return True if a `handle` is calling, which may not wait."""
+        """Return True if a `handle` is making the call, since that may not wait."""
         return self._serving_thread == _thread.get_ident()
 
     def call(self, peer: int | str, message: bytes, timeout_s: float) -> bytes:
@@ -87,8 +87,9 @@ class TcpEndpoint:
             ValueError: there is no such rank or service, or the message is larger than
                 a frame.
             TypeError: the message isn't bytes.
-            PeerLost: see `Endpoint.call`.
-            RuntimeError: the `handle` there raised an error, or this is one.
+            PeerLost: as in `Endpoint.call`.
+            RuntimeError: the peer's `handle` raised an error, or you called this in a
+                `handle`.
         """
         caller = self._caller(peer)
         if not isinstance(message, bytes):
@@ -115,7 +116,7 @@ class TcpEndpoint:
         """Implement `Endpoint.serve`.
 
         Raises:
-            ValueError: there is nothing to listen on.
+            ValueError: this endpoint has no listener.
         """
         if self._listener is None:
             raise ValueError("who has no rank is called by nobody: serve as a rank")
@@ -141,7 +142,7 @@ class TcpEndpoint:
                 pass
 
     def close(self) -> None:
-        """Close everything that was opened here; safe to call twice."""
+        """Close everything that this endpoint opened; safe to call twice."""
         self.finish()
         server, self._server = self._server, None
         if server is not None:
@@ -156,7 +157,7 @@ class TcpEndpoint:
         """Refuse to wait inside a `handle`.
 
         Raises:
-            RuntimeError: this is one.
+            RuntimeError: the caller is a `handle`.
         """
         if self.is_answering:
             raise RuntimeError("what serves a call answers at once: it cannot wait")

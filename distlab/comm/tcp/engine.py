@@ -1,18 +1,18 @@
 """Move bytes in the thread that waits, or otherwise in one that stands by.
 
-A rank that waits drives the sockets itself, so a message costs no change of threads and
-takes the same time again and again. But a rank also owes its peers progress while it
-computes, or after it has returned without a wait: an `isend` must arrive, a large
-message must be drained, as on gloo. For that a second thread stands by. It sleeps in
-the kernel and is woken only by a line on which something is under way while nobody
-drives:
+A rank that waits drives the sockets itself, so a message needs no switch between
+threads and always takes about the same time. But a rank must also serve its peers while
+it computes, or after it has returned from a call without a wait: an `isend` must
+arrive, and a large message must be drained, as on gloo. For this, there is a second
+thread. It sleeps in the kernel, and only a line with a transfer in progress can wake
+it, while no other thread drives:
 
     rank waits      it drives             the other sleeps, no line is armed
     rank computes   nothing under way     the other sleeps, no line is armed
     rank computes   transfers under way   their lines are armed: the other drives
 
-Nothing polls on a timer. The thread is started by `Engine`, hence after a fork, and
-below `threading`: it is the transport's, and no thread of the program.
+Nothing polls on a timer. `Engine` starts the thread, hence after a fork, and below
+`threading`, because it belongs to the transport and not to the program.
 
 Source: leader and followers (Schmidt and others, 2000).
 """
@@ -36,7 +36,7 @@ FAREWELL_S = 1.0  # for what is still in the outbox when a rank ends
 
 
 class Engine:
-    """Drives an exchange; whoever touches the exchange must hold `lock`."""
+    """Drives an exchange; any thread that touches the exchange must hold `lock`."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.lock = _thread.allocate_lock()
@@ -105,7 +105,7 @@ class Engine:
             self._dismantle()
 
     def _dismantle(self) -> None:
-        """The last one who used the pollers closes them."""
+        """Close the pollers; the last thread that used them does this."""
         if self._driving or self._queue or self._stands_by or self._over < 0:
             return
         self._poller.close()
@@ -117,7 +117,7 @@ class Engine:
     # ── the thread that waits ───────────────────────────────────────────────────────
 
     def _drive(self, flight: Flight, until: float) -> None:
-        """Serve all lines until `flight` is done; the lock is held outside of waits."""
+        """Serve all lines until `flight` is done; hold the lock except during waits."""
         self._driving = True
         self._disarm()
         try:
@@ -130,7 +130,7 @@ class Engine:
             self._driving = False
 
     def _hand_over(self) -> None:
-        """Whoever stops waiting sees to it that somebody drives, if need be."""
+        """When a thread stops waiting, make sure that another drives, if necessary."""
         if self._driving:
             return
         if self._queue:
@@ -141,7 +141,7 @@ class Engine:
             self._arm()
 
     def _follow(self, flight: Flight, until: float) -> None:
-        """Sleep until `flight` is done or whoever drives stops driving."""
+        """Sleep until `flight` is done or the driving thread stops driving."""
         bell = flight.bell = threading.Event()
         self._queue.append(bell)
         self.lock.release()
@@ -152,10 +152,10 @@ class Engine:
             self._queue.remove(bell)
 
     def _serve(self, timeout_s: float) -> None:
-        """Wait for one round of events and take it in.
+        """Wait for one round of events and handle it.
 
-        Without a wait the lock is kept: a rank that began to drive meanwhile would then
-        sleep for what has just been taken in.
+        If it doesn't wait, it keeps the lock. Otherwise, a rank that began to drive in
+        the meantime would sleep, waiting for the events that we have just handled.
         """
         if timeout_s > 0:
             self.lock.release()
@@ -197,7 +197,7 @@ class Engine:
     # ── the thread that stands by ───────────────────────────────────────────────────
 
     def _arm(self) -> None:
-        """Let the standby be woken by the lines on which something is under way."""
+        """Let lines with a transfer in progress wake the standby thread."""
         if not (self._armed or self._full or self.exchange.pending):
             return
         for number, peer in self.exchange.peers.items():

@@ -4,10 +4,10 @@
     recv posted ── GRANT 0 ─────────▶ send posted: it may go
     tensor      ◀───────── DATA 0 ──  send is done
 
-The receiver asks and the sender answers, at every size, so no message is ever kept
-outside of a tensor, and a send ends only when its receive exists. A receive from anyone
-doesn't know whom to ask, so it lets all know (WANTED), and from then on senders on that
-channel who haven't been asked say that they wait (ANNOUNCE).
+The receiver asks and the sender answers, at every size. No message is therefore ever
+stored outside of a tensor, and a send ends only when its receive exists. A receive from
+anyone doesn't know which rank to ask, so it tells all of them (WANTED). From then on,
+senders on that channel that haven't been asked announce that they wait (ANNOUNCE).
 
 Everything here happens at once and never waits; the caller holds the engine's lock.
 
@@ -26,7 +26,7 @@ from distlab.comm.tcp.peers import Peer, Peers
 
 
 class Exchange(Peers):
-    """The messages and collectives of one rank, all groups together."""
+    """The messages and collectives of one rank, for all groups together."""
 
     def __init__(self, rank: int, lines: Iterable[Line]) -> None:
         super().__init__(rank, lines)
@@ -40,7 +40,7 @@ class Exchange(Peers):
     # ── posting ─────────────────────────────────────────────────────────────────────
 
     def send(self, transfer: Transfer, *, look: bool = False) -> None:
-        """Post a send; with `look`, first check if its permission has arrived."""
+        """Post a send; if `look` is set, check first if its permission has arrived."""
         if self._is_lost(transfer):
             return
         peer, channel = self._enter(transfer)
@@ -67,7 +67,7 @@ class Exchange(Peers):
         self._put(peer, header(Kind.GRANT, *transfer.key, index))
 
     def receive_from_anyone(self, transfer: Transfer) -> None:
-        """Post a receive from whoever has been waiting longest to send."""
+        """Post a receive from the rank that has been waiting longest to send."""
         if self._nobody_left(transfer.group):
             transfer.land(Lost("nobody is left in the group"))
             return
@@ -93,7 +93,7 @@ class Exchange(Peers):
             self._ready.append(schedule)
 
     def settle(self) -> None:
-        """Do what has become possible; call it after anything else here.
+        """Do everything that has become possible; call it after any other method.
 
         We flush lines last, so that everything for one peer goes together.
         """
@@ -120,7 +120,7 @@ class Exchange(Peers):
         return peer, channel
 
     def _is_waiting(self, source: int, key: Key, index: int) -> bool:
-        """Return True if a send that was announced has not been asked for since."""
+        """Return True if a send that was announced has not been requested since."""
         peer = self.peers[source]
         channel = peer.channels[key]
         return not peer.lost and not channel.closed and channel.asked <= index

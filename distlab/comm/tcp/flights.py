@@ -1,4 +1,4 @@
-"""Transfers and collectives under way on a rank, and their groups."""
+"""The transfers and collectives in progress on a rank, and their groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[int, int]
 
 
 class Lost(Exception):  # noqa: N818 - like PeerLost, which it becomes
-    """The peer of a flight is gone, or one of the two gave up the group."""
+    """Raised if the peer of a flight is gone, or one of the two gave up the group."""
 
 
 class Membership:
@@ -34,7 +34,7 @@ class Membership:
     def collective_key(self, op: str) -> Key:
         """Return the channel of this group's next collective, which is called `op`.
 
-        Members that don't ask for the same thing get different channels and never meet.
+        Members that call different collectives get different channels and never meet.
         """
         if op not in self._spaces:
             self._spaces[op] = _number(f"{self.name} {op}")
@@ -43,7 +43,7 @@ class Membership:
 
 
 class Flight:
-    """Something that will finish or fail; the engine guards all of it."""
+    """An operation that will finish or fail; the engine's lock guards all of it."""
 
     __slots__ = ("bell", "done", "error", "group")
 
@@ -54,7 +54,7 @@ class Flight:
         self.bell: Event | None = None  # rung for who waits without driving
 
     def land(self, error: Exception | None) -> None:
-        """Finish."""
+        """Finish, with an error if the operation failed."""
         self.error = error
         self.done = True
         if self.bell is not None:
@@ -121,7 +121,7 @@ class Schedule(Flight):
 
 
 class Channel:
-    """Both directions of a key with one peer, counted message by message."""
+    """Both directions of a key with one peer, which count their messages."""
 
     __slots__ = (
         *("announced", "arrived", "asked", "closed", "expecting", "grants", "group"),

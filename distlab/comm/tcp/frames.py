@@ -3,11 +3,11 @@
     magic version kind dtype · space tag sequence · elements length │ payload
       4      1      1    1  1     8    8     8          8       8   │ length bytes
 
-`space` and `tag` name a channel: the space is a group's (or one collective's of it), so
-that two groups with the same tags never meet. `sequence` counts the messages of one
-channel and direction, so we notice at once if a frame is lost, repeated or made up.
-We never allocate memory because a length says so. A payload goes into the tensor that
-waits for it, or nowhere.
+`space` and `tag` name a channel. The space belongs to a group, or to one collective of
+it, so that two groups with the same tags never meet. `sequence` counts the messages of
+one channel and direction, so we notice at once if a frame is lost, repeated or forged.
+We never allocate memory just because a header announces a length: a payload goes into
+the tensor that waits for it, or nowhere.
 
 Source: the fixed header is that of most wire protocols; the two-step GRANT and DATA is
 the rendezvous protocol of MPI implementations and of gloo.
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
 
 class FrameError(RuntimeError):
-    """Data on a line isn't a frame, or is one that can't belong there."""
+    """Raised if data on a line isn't a frame, or is one that can't belong there."""
 
 
 _DTYPES = (
@@ -79,7 +79,7 @@ _ITEM_BYTES = (1, *(dtype.itemsize for dtype in _DTYPES))  # code 0: only bytes
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """Return the number of a dtype in a header; 0 for those without one."""
+    """Return the number of a dtype in a header, or 0 for a dtype without one."""
     return _CODES.get(dtype, 0)
 
 
@@ -101,7 +101,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Frame:
     """Parse the header that starts at `offset`.
 
     Raises:
-        FrameError: it isn't one of ours, or its fields can't be true.
+        FrameError: it isn't one of our headers, or its fields can't be right.
     """
     frame = Frame._make(HEADER.unpack_from(buffer, offset))
     if frame.mark != _MARK or not Kind.GRANT <= frame.kind <= Kind.BYE:
@@ -139,8 +139,9 @@ def _check_payload(frame: Frame) -> None:
 def memory_of(tensor: Tensor) -> tuple[memoryview, torch.UntypedStorage]:
     """Return the tensor's memory as bytes, and an object to keep while you use them.
 
-    Writing there writes the tensor. We use the address directly, because a view through
-    numpy takes longer than the rest of a small message's preparation.
+    If you write to these bytes, you write to the tensor. We use the address directly,
+    because a view through numpy takes longer than the rest of the work for a small
+    message.
 
     Raises:
         CommRefusedError: the tensor isn't in CPU memory.

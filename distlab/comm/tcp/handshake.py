@@ -1,23 +1,23 @@
 """Let two ends of a connection prove to each other that they belong to one job.
 
-Each listener has a port that the system chose. Higher ranks dial lower ones for the
-lines between them; services are dialled by any rank, and by callers that have none yet.
-On a new connection, in bytes:
+Each listener has a port that the system chose. To connect two ranks, the higher one
+dials the lower one. Any rank can dial a service, and so can a caller that doesn't have
+a rank yet. The messages on a new connection are, in bytes:
 
     listener → dialler   mark, nonce                                          40
     dialler → listener   mark, role, world size, rank, nonce, proof           84
     listener → dialler   mark, verdict, proof                                 44
 
-A proof is an HMAC-SHA256, keyed with the job's secret, of who speaks to whom in which
-role, the world size and both nonces. The secret itself never travels, no proof can be
-used twice, and the listener proves nothing to who has not proved himself first. Whoever
-fails, says something else, or says nothing for `PATIENCE_S` is turned away and counted;
-the ranks go on waiting for each other.
+A proof is an HMAC-SHA256, keyed with the job's secret, over who speaks to whom in which
+role, the world size and both nonces. The secret itself is never sent, no proof can be
+used twice, and the listener proves nothing until the dialler has proved itself. If a
+dialler fails, sends anything else, or sends nothing for `PATIENCE_S`, we turn it away
+and count it, while the ranks keep waiting for each other.
 
-Both ends then share a key of this one connection. What is called over it is sealed with
-that key (see `sealed`). Limits: the lines between ranks guard only who may join: their
-frames are neither encrypted nor signed. On a network that others can reach, put a
-tunnel below it.
+Both ends then share a key that belongs to this connection only. Calls over it are
+sealed with that key (see `sealed`). On the lines between ranks, however, the handshake
+only controls who may join: their frames are neither encrypted nor signed. On a network
+that others can reach, put a tunnel below it.
 
 Source: challenge and response as in ISO/IEC 9798-4, three passes, mutual.
 """
@@ -51,7 +51,7 @@ class Role(IntEnum):
 
 
 class Proved(NamedTuple):
-    """The peer at the other end, and the key that only both ends know."""
+    """The peer at the other end, and the key that only the two ends know."""
 
     peer: int
     key: bytes
@@ -64,7 +64,7 @@ KeyedTalk = Generator[tuple[bytes, int], bytes, Proved]
 
 
 class StrangerError(Exception):
-    """The other end isn't a rank of this job; the message says why not."""
+    """Raised if the other end isn't a rank of this job; the message says why not."""
 
 
 class Identity(NamedTuple):
@@ -76,10 +76,10 @@ class Identity(NamedTuple):
 
 
 def as_listener(me: Identity) -> Talk:
-    """Admit whoever proves the secret: the dialled side.
+    """Admit anyone who proves the secret, as the side that was dialled.
 
     Raises:
-        StrangerError: whoever dialled is none of us.
+        StrangerError: the dialler doesn't belong to this job.
     """
 
     def verdict(role: int, world_size: int, rank: int) -> int:
@@ -93,7 +93,7 @@ def as_listener(me: Identity) -> Talk:
 
 
 def as_dialler(me: Identity, peer: int) -> Talk:
-    """Prove the secret to rank `peer`: the dialling side.
+    """Prove the secret to rank `peer`, as the side that dials.
 
     Raises:
         StrangerError: the listener isn't that rank, or refuses us.
@@ -106,7 +106,7 @@ def as_service(me: Identity, name: str) -> KeyedTalk:
     """Admit ranks of the job and newcomers to the service `name`.
 
     Raises:
-        StrangerError: whoever dialled is none of us.
+        StrangerError: the dialler doesn't belong to this job.
     """
 
     def verdict(role: int, world_size: int, rank: int) -> int:
@@ -131,7 +131,7 @@ def as_caller(me: Identity, name: str) -> KeyedTalk:
 
 
 def name_of(listener: int | str) -> str:
-    """Return a listener's name in a proof: that of a rank or a service."""
+    """Return the name by which a proof refers to a listener, a rank or a service."""
     return f"rank {listener}" if isinstance(listener, int) else listener
 
 

@@ -1,10 +1,10 @@
 """A connection to one peer that sends and receives frames without ever waiting.
 
-A line moves bytes between a socket and the memory of tensors. Data that has to wait
-because the socket is full stays in its outbox. A line doesn't care what frames mean.
-Payloads go from and to a tensor's own memory: only what happens to arrive in one read
-with a header, or fits into one packet with it (`READ_AHEAD` bytes at most), is copied
-once.
+A line moves bytes between a socket and the memory of tensors. If data has to wait
+because the socket is full, it stays in the outbox. The meaning of frames doesn't matter
+to a line. A payload is read into, and sent from, a tensor's own memory. We copy only
+bytes that arrive in the same read as a header, or that fit into the same packet, which
+are `READ_AHEAD` bytes at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER_BYTES = HEADER.size
 
 
 class Reader(Protocol):
-    """Interface of an object that hears what arrives on a line and what has left it."""
+    """Interface of an object that learns what a line has received and sent."""
 
     def begin(self, line: Line, frame: Frame) -> memoryview | None:
         """Return where the payload of `frame` goes, if any; None means nowhere."""
@@ -35,7 +35,7 @@ class Reader(Protocol):
 
 
 class Parcel:
-    """A frame in the outbox: the unsent part, and whom to tell once it is sent."""
+    """A frame in the outbox: the unsent part, and the owner to tell once it's sent."""
 
     __slots__ = ("begun", "owner", "views")
 
@@ -76,7 +76,7 @@ class Line:
     def put(
         self, head: bytes, payload: memoryview | None = None, owner: object = None
     ) -> None:
-        """Have the next `flush` send a frame and then report its `owner`."""
+        """Make the next `flush` send a frame and then report its `owner`."""
         views = [head, payload] if payload else [head]
         self.outbox.append(Parcel(views, owner))
 
@@ -94,7 +94,7 @@ class Line:
                     reader.sent(owner)
 
     def _send_some(self) -> int:
-        """Send the first frames in one go: short ones as one packet, after a copy."""
+        """Send the first frames at once; short ones are copied into one packet."""
         outbox = self.outbox
         views = outbox[0].views
         if len(outbox) > 1:
@@ -122,7 +122,7 @@ class Line:
             self._take_frames(reader)
 
     def _read_ahead(self) -> bool:
-        """Read headers and what comes with them; False if there was no more."""
+        """Read headers and the data after them; return False if there is no more."""
         buffer = self._buffer
         if self._start:
             rest = self._end - self._start
@@ -145,7 +145,7 @@ class Line:
                 reader.end(self)
 
     def _take_payload(self, reader: Reader) -> None:
-        """Copy as much of the payload as has come with its header."""
+        """Copy as much of the payload as has arrived with its header."""
         count = min(self._left, self._end - self._start)
         if count and self._into is not None:
             self._into[:count] = self._buffer[self._start : self._start + count]
@@ -157,7 +157,7 @@ class Line:
             reader.end(self)
 
     def _read_payload(self, reader: Reader) -> bool:
-        """Read into the tensor itself; False if there was no more."""
+        """Read into the tensor itself; return False if there is no more."""
         if self._into is None:  # nobody wants it
             wanted = min(self._left, READ_AHEAD)
             count = self._receive(self._buffer[:wanted])

@@ -3,11 +3,11 @@
     rank 0  ◀── dials ── rank 1  ◀── dials ── rank 2      store: tcp/0 = 127.0.0.1|4711
        ▲────────────────── dials ────────────────┘               tcp/1 = 127.0.0.1|4712
 
-A rank listens on a port that the system chose, writes its address into the store, and
-talks to all who dial it and all whom it dials at once, so one silent connection holds
-up nobody. Whoever fails the handshake, or says nothing for `PATIENCE_S`, is turned
-away, counted and logged, while the ranks keep waiting for each other. Once all lines
-exist, nobody listens any more.
+A rank listens on a port that the system chose and writes its address into the store. It
+then talks to all ranks that dial it and all that it dials at the same time, so a single
+silent connection doesn't hold up the others. If the other side fails the handshake, or
+is silent for `PATIENCE_S`, we turn it away, count it and log it, while the ranks keep
+waiting for each other. Once all lines exist, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _log = logging.getLogger("distlab.comm")
 
 
 class MeetingError(RuntimeError):
-    """The ranks of a job couldn't all connect to each other."""
+    """Raised if the ranks of a job couldn't all connect to each other."""
 
 
 class _Talker:
-    """A connection on which a handshake is under way."""
+    """A connection on which a handshake is in progress."""
 
     def __init__(
         self, connection: socket.socket, talk: Talk, until: float, dialled: int | None
@@ -52,15 +52,15 @@ class _Talker:
         self.peer: int | None = None  # once it is proved
 
     def start(self) -> None:
-        """Say the first words, or learn how many to wait for."""
+        """Send the first bytes, or find out how many to wait for."""
         self._say(next(self.talk))
 
     def hear(self) -> None:
-        """Take what has come, never more than the handshake needs.
+        """Read what has arrived, but never more than the handshake needs.
 
         Raises:
-            StrangerError: it is none of us.
-            EOFError: it closed the connection.
+            StrangerError: the other side doesn't belong to this job.
+            EOFError: the other side closed the connection.
         """
         piece = self.socket.recv(self.needs - len(self.heard))
         if not piece:
@@ -138,7 +138,7 @@ class MeshMeeting:
             raise MeetingError(f"the store has no address under {key}") from error
 
     def _round(self) -> None:
-        """Wait for the next thing to happen, and do it."""
+        """Wait for the next event and handle it."""
         now = time.monotonic()
         if now >= self._until:
             here = {*self.lines, self._me.rank}
@@ -156,7 +156,7 @@ class MeshMeeting:
                 self._hear(key.data)
 
     def _welcome(self) -> None:
-        """Let who is at the door begin; the longest silent goes if there are many."""
+        """Accept new connections; if there are many, drop the one silent longest."""
         try:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again
@@ -212,7 +212,7 @@ class MeshMeeting:
         self.lines[peer] = talker.socket
 
     def _ended(self, talker: _Talker, error: Exception) -> None:
-        """The other side closed: a dialled rank, pressed by many, is dialled again."""
+        """Handle a closed connection; if we dialled a busy rank, dial it again."""
         if talker.dialled is None:
             self._turn_away(talker, "it closed the connection before it proved itself")
             return

@@ -1,9 +1,9 @@
 """Keep track of the lines to the peers, and of what is lost when one leaves.
 
-A peer leaves in one of three ways. It may give up a group (CLOSE), and only what waits
-in that group is lost. It may end properly (BYE), having done its part of everything. Or
-its line simply ends, and then no collective of a group with it can finish, even on
-ranks that weren't waiting for that peer itself.
+A peer leaves in one of three ways. It may give up a group (CLOSE), so that only
+operations in that group are lost. It may end properly (BYE), after doing its part of
+everything. Or its line may simply end. Then no collective of a group with that peer can
+finish, not even on ranks that weren't waiting for the peer itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Peers:
         group.gone |= self._closed_early.pop(group.id, set())
 
     def flush(self, peer: Peer) -> None:
-        """Send as much of what waits as there is room for."""
+        """Send as much of the waiting data as there is room for."""
         if peer.lost:
             return
         try:
@@ -108,7 +108,7 @@ class Peers:
                 self._put(peer, header(Kind.BYE, 0))
 
     def part(self) -> None:
-        """Close all lines, and lose whatever is still under way."""
+        """Close all lines, and lose everything that is still in progress."""
         for peer in self.peers.values():
             self._bury(peer, Lost("this rank has closed it"))
 
@@ -126,7 +126,7 @@ class Peers:
             self._unsent.append(peer)
 
     def _land(self, transfer: Transfer, error: Exception | None) -> None:
-        """A transfer that was entered is over."""
+        """Finish a transfer that was entered."""
         self.peers[transfer.peer].pending -= 1
         self.pending -= 1
         self._landed(transfer, error)
@@ -174,7 +174,7 @@ class Peers:
         self._abandon(group, Lost(f"rank {member} has given the group up"))
 
     def _abandon(self, group: Membership, lost: Lost) -> None:
-        """No collective of the group can end any more, and perhaps no receive."""
+        """Fail the group's collectives, and the receives that can no longer end."""
         for schedule in list(group.schedules):
             self._end(schedule, lost)
         if self._nobody_left(group):
@@ -192,8 +192,8 @@ class Peers:
     def _close(self, peer: Peer, group: Membership) -> None:
         """End a group's channels with one peer.
 
-        A message of which a part is on its way cannot be taken back: then the whole
-        line is given up.
+        If part of a message has already been sent, it can't be taken back, so we then
+        give up the whole line.
         """
         lost = Lost("the group was given up")
         for channel in peer.channels.values():
@@ -218,7 +218,7 @@ class Peers:
                 self._land(flight, lost)
 
     def _bury(self, peer: Peer, error: Exception) -> None:
-        """A line has ended: what came before still counts, all else is lost."""
+        """Handle the end of a line: keep what arrived before, and lose all else."""
         if peer.lost:
             return
         if isinstance(error, OSError):  # found out by sending

@@ -28,7 +28,7 @@ class Poller(Protocol):
         """Remove a descriptor."""
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[int, int]]:
-        """Wait, forever if None; return (descriptor, events) of those now ready."""
+        """Wait, forever if None; return (descriptor, events) of all that are ready."""
 
     def close(self) -> None:
         """Close the poller."""

@@ -4,12 +4,13 @@
       4      1      1    2     8       8      8       8       4    │  16  │ length bytes
 
 `sequence` counts the frames of one connection and direction from 0. `number` is the
-caller's own, of a request; `oldest` the lowest of its numbers that it still waits for;
-`patience` how many seconds it goes on waiting. The seal is an HMAC-SHA256, cut to 16
-bytes, of the header and the payload, keyed for this connection and direction. So a
-frame that is lost, repeated, turned around, changed in one bit, or recorded on another
-connection is noticed, and ends the connection with one sentence. A header that cannot
-be true does so before its payload is waited for, let alone kept.
+caller's own number of a request, `oldest` is the lowest number for which it still
+waits, and `patience` is how many seconds it will keep waiting. The seal is an
+HMAC-SHA256 of the header and the payload, cut to 16 bytes and keyed for this connection
+and direction. We therefore notice if a frame is lost, repeated, turned around, changed
+in a single bit, or recorded on another connection, and end the connection with a
+one-sentence message. If the fields of a header can't be right, we do so before we even
+wait for its payload.
 
 Source: sequence number and key per direction as in TLS 1.3 (RFC 8446, section 5.3).
 """
@@ -45,7 +46,7 @@ class Kind(IntEnum):
 
 
 class Sealed(NamedTuple):
-    """A frame that came with the right seal."""
+    """A frame that arrived with the right seal."""
 
     kind: int
     number: int
@@ -93,7 +94,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes the frames of one direction of one connection out of its bytes."""
+    """Extracts the frames of one direction of one connection from its bytes."""
 
     def __init__(self, key: bytes, kinds: frozenset[Kind], limit_bytes: int) -> None:
         self._key, self._kinds, self._limit = _key_of(key, kinds), kinds, limit_bytes
@@ -131,7 +132,7 @@ class Opener:
         return Sealed(kind, number, oldest, patience_s, payload)
 
     def _believed(self, head: bytes) -> tuple[int, int, int, float, int]:
-        """The fields of a header that can be true; the seal is not checked yet."""
+        """Return a header's fields if they can be right, before checking the seal."""
         magic, version, kind, zero, sequence, *fields = HEADER.unpack(head)
         number, oldest, patience_s, length = fields
         if magic != MAGIC:
@@ -157,7 +158,7 @@ class Opener:
 
 
 def _key_of(key: bytes, kinds: frozenset[Kind]) -> bytes:
-    """Each direction has its own: a frame cannot be sent back to where it is from."""
+    """Return the key of one direction, so a frame can't be sent back to its sender."""
     return hmac.digest(key, b"caller" if kinds is FROM_CALLER else b"service", "sha256")
 
 

@@ -1,9 +1,10 @@
 """Answer calls of any number of callers in one thread that never waits for one.
 
-A stranger costs what a connection costs, and no message of his is looked at: nothing
-reaches the service but frames with the right seal, in their order, on a connection that
-was proved (see `handshake` and `sealed`). Whoever fails that is turned away with one
-sentence, and counted; the others notice nothing.
+A stranger costs us no more than a connection, because we don't look at its messages.
+The service receives only frames that have the right seal, in their order, on a
+connection that passed its handshake (see `handshake` and `sealed`). If a caller fails
+any of this, we turn it away with a one-sentence message and count it, and the other
+callers notice nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _log = logging.getLogger("distlab.comm")
 
 
 class _Guest:
-    """A connection: at first a handshake is under way on it, then it is a caller's."""
+    """A connection, at first during its handshake, and then as a caller's."""
 
     def __init__(self, connection: socket.socket, talk: KeyedTalk) -> None:
         self.socket, self.talk = connection, talk
@@ -67,11 +68,11 @@ class _Guest:
         self.outbox += self.sealer.seal(kind, payload, number=number)
 
     def hear(self, data: bytes, limit_bytes: int, life: bytes) -> list[Sealed]:
-        """Take in what came; once the handshake is over, the frames in it.
+        """Take in the data that came; after the handshake, return the frames in it.
 
         Raises:
-            StrangerError: it is none of us.
-            FrameError: what came is no frame of this connection.
+            StrangerError: the other side doesn't belong to this job.
+            FrameError: the data isn't a frame of this connection.
         """
         if self.is_proved:
             return self.opener.feed(data)
@@ -89,7 +90,7 @@ class _Guest:
         return self.opener.feed(rest)
 
     def say(self, turn: tuple[bytes, int]) -> None:
-        """Put what the handshake says into the outbox."""
+        """Put the next message of the handshake into the outbox."""
         words, self.needs = turn
         self.outbox += words
 
@@ -103,8 +104,8 @@ class _Guest:
 class Server:
     """Answers the calls that come to `listener` with a service's `handle`.
 
-    `service` is a `Handle`, or an object that has `handle` and perhaps `on`. Drive it
-    with `run` in a thread of its own, or with `step` whenever `fileno()` is readable.
+    `service` is a `Handle`, or an object with a `handle` and perhaps an `on`. Call
+    `run` in a separate thread, or call `step` whenever `fileno()` is readable.
     """
 
     def __init__(
@@ -143,13 +144,13 @@ class Server:
             self.step(None)
 
     def stop(self) -> None:
-        """Have `run` return, from any thread; connections stay as they are."""
+        """Make `run` return, from any thread; connections stay open."""
         self._is_over = True
         with contextlib.suppress(OSError):
             os.write(self._wake, b"x")
 
     def close(self) -> None:
-        """Close all connections; nobody may be in `run` any more."""
+        """Close all connections; no thread may still be in `run`."""
         for guest in list(self._guests.values()):
             guest.socket.close()
         self._guests.clear()

@@ -1,4 +1,4 @@
-"""A transfer or collective under way on sockets, which reports a lost peer."""
+"""A transfer or collective in progress on sockets, which reports a lost peer."""
 
 from __future__ import annotations
 
