@@ -3,10 +3,10 @@
     processes ── ready, joined, formed ──▶ agent ──▶ 4.6 detect ──▶ 4.7 Supervisor
     processes ◀── regroup, go, signals ─── agent ◀── Start, Signal, Form, Finish
 
-The agent keeps the store, the generation and the budget, and isn't a rank. A Form has
-two halves: first its processes leave their group and join a round. Once all have
-joined, the agent tells them to go, and what each of them holds. So none waits for one
-that has ended.
+The agent keeps the store, the generation and the budget, and isn't a rank. It carries
+out a Form in two halves. First, the processes leave their group and join a round. Once
+all have joined, the agent tells them to go, and what each of them holds. That way, no
+process waits for one that has ended.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Agent:
         return [*events, *(Frozen(group.members[r], group.generation) for r in frozen)]
 
     def _note_steps(self) -> list[object]:
-        """Read what the pages say; a Completed if all ranks have a new step."""
+        """Read the pages; return a Completed if all ranks have completed a new step."""
         newest = []
         for number in self._round.members.values():
             process = self._processes.get(number)
@@ -360,7 +360,7 @@ class Agent:
         )
 
     def _note_times(self, words: dict[str, Any]) -> None:
-        """Once all ranks have completed a step of a new group, say what it took."""
+        """Report how long all ranks took to complete a first step of a new group."""
         group, times = self._round, words["times"]
         if times.get("generation") != group.generation or group.generation == 1:
             return

@@ -111,8 +111,8 @@ class CommandLine:
     def misplaced(self) -> str:
         """Return a launcher's option after the script, if there is none before it.
 
-        The script gets it, and may even know it. If it doesn't, this explains its
-        error.
+        The script gets this option and may even know it. If it doesn't, this explains
+        its error.
         """
         if self.settings:
             return ""
@@ -130,7 +130,7 @@ def parse(
 
     Raises:
         LaunchError: a flag is unknown or has an invalid value, or no script is named.
-        HelpAsked: somebody wants to see USAGE.
+        HelpAsked: the user wants to see USAGE.
     """
     left = list(arguments)
     said = options.from_environment(environment or {})
@@ -146,7 +146,7 @@ def parse(
 
 
 def _take(left: list[str], said: dict[str, Any]) -> None:
-    """Take one flag, and its value, from the front."""
+    """Take one flag and its value from the front."""
     flag, has_value, text = left.pop(0).partition("=")
     if not flag.startswith("--") and len(flag) > 2:  # -r3
         flag, has_value, text = flag[:2], "=", flag[2:] + has_value + text

@@ -2,12 +2,12 @@
 
     python -I -S boot.py AGENT_PID COMMAND …
 
-A killed agent can't end its ranks. So each rank asks the kernel (Linux) to do it,
-and then replaces this program by the command. It is a program rather than code between
-fork and exec because the agent has threads by then, and forked Python code could wait
-for a lock that one of them held.
+An agent that is killed can't end its ranks. So each rank asks the kernel (Linux) to do
+that, and then replaces this program by the command. It has to be a program, and not
+code between fork and exec, because the agent has threads by then. If we ran Python code
+after the fork, it could wait for a lock that one of these threads held.
 
-Limits: processes that a rank has started itself outlive a killed agent.
+Limits: if a rank has started processes itself, these outlive a killed agent.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(agent: int, command: list[str]) -> None:
-    """Become `command` for as long as the process `agent` lives."""
+    """Become `command`, and end when the process `agent` ends."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it has ended in the meantime

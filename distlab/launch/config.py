@@ -1,6 +1,6 @@
 """Settings of a launch: how many ranks, where they meet, how often they may restart.
 
-The names and their meanings are torchrun's.
+The settings have the same names and meanings as torchrun's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LONGEST_S = 10**9  # 31 years; no wait of Python's can be longer than 292 years
 
 
 class LaunchError(ValueError):
-    """The launch can't start; the message is one sentence for the user."""
+    """Raised if the launch can't start; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """How to start `nnodes * nproc_per_node` ranks.
+    """Settings to start `nnodes * nproc_per_node` ranks.
 
     Raises:
         LaunchError: a field has an invalid value.
@@ -122,7 +122,7 @@ class LaunchConfig:
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks on all nodes; of an elastic job, the maximum."""
+        """Return the number of ranks on all nodes, or the maximum of an elastic job."""
         return self.sizes[1] if self.elastic else self.nnodes * self.nproc_per_node
 
     @property
@@ -130,7 +130,7 @@ class LaunchConfig:
         """Return the minimum and maximum number of ranks of an elastic job.
 
         Raises:
-            LaunchError: elastic isn't MIN:MAX.
+            LaunchError: elastic doesn't have the form MIN:MAX.
         """
         least, _, most = (self.elastic or "").partition(":")
         if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
@@ -165,8 +165,8 @@ class LaunchConfig:
     def listens_on(self) -> str:
         """Return node 0's address for its listeners; empty means all of its addresses.
 
-        On its own node, a name often stands for 127.0.1.1, which no other node can
-        reach.
+        On node 0 itself, a host name often stands for 127.0.1.1, which no other node
+        can reach.
         """
         is_number = is_address(self.master_addr)
         return self.master_addr if is_number or self.nnodes == 1 else ""

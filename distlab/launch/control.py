@@ -9,11 +9,11 @@ From a process:
     ready    its script has come to the first step, and waits
     joined   it is in no group: the round, its step, and a report of what it holds
     at       the step that it has completed
-    formed   it has its state and goes on; later the times of what lay between
+    formed   it has its state and continues; later the times of everything in between
     failed   the group of the round could not be connected
     done     its last step is complete
 
-The processes inherit their ends from the agent: no other process can write to it.
+The processes inherit their ends from the agent, so no other process can write to it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Go:
 
 
 class AgentGoneError(RuntimeError):
-    """The agent has ended, so no group can form any more."""
+    """Raised if the agent has ended, so that no group can form any more."""
 
 
 class Member:
-    """A process's end. A thread listens to the agent; the trainer does the rest."""
+    """A process's end; a thread listens to the agent, and the trainer does the rest."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -93,14 +93,14 @@ class Member:
 
     @classmethod
     def from_environment(cls) -> Member | None:
-        """Open this process's end; None if no agent that can regroup has started it."""
+        """Open this process's end; return None without an agent that can regroup."""
         descriptor = os.environ.get(CONTROL)
         if descriptor is None:
             return None
         return cls(socket.socket(fileno=int(descriptor)))
 
     def on_regroup(self, call: Callable[[], None]) -> None:
-        """Call `call`, in the thread, when the process must leave the group at once."""
+        """Make the thread call `call` when the process must leave the group at once."""
         self._on_regroup = call
 
     @property
@@ -118,7 +118,7 @@ class Member:
         This blocks without a limit, because the agent knows who is missing and why.
 
         Raises:
-            AgentGoneError: there is no agent any more.
+            AgentGoneError: the agent has ended.
         """
         before = self._joined
         with self._changed:
@@ -137,7 +137,7 @@ class Member:
         """Wait until all processes have completed the last step; False: regroup first.
 
         Raises:
-            AgentGoneError: there is no agent any more.
+            AgentGoneError: the agent has ended.
         """
         self.say(done=self._joined)
         with self._changed:

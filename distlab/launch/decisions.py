@@ -1,7 +1,8 @@
 """Let task 3.18's Launcher decide, either the learner's or the reference's.
 
-`distlab use mine process_group.launch` and `distlab use reference process_group.launch`
-choose. Its errors become one line with the task, whose code it is, and the place.
+Choose with `distlab use mine process_group.launch` or `distlab use reference
+process_group.launch`. If that code raises an error, we turn it into one line that names
+the task, whose code it is, and the place.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ LAUNCH, RENDEZVOUS = f"{UNIT}.launch", f"{UNIT}.rendezvous"
 
 
 class DecisionError(Exception):
-    """The code that decides has a mistake; the message is one line for its author."""
+    """Raised if the code that decides has a mistake; one line tells its author."""
 
 
 class UnitDecisions:
-    """A unit as `distlab use` has chosen it."""
+    """A unit with the code that `distlab use` has chosen for it."""
 
     def __init__(self, unit: str, task: str) -> None:
         """Load the unit.
 
         Raises:
-            SourceError: you demand the learner's file, and it isn't valid Python.
-            DecisionError: it can't be executed; the message names `task`.
+            SourceError: you ask for the learner's file, but it isn't valid Python.
+            DecisionError: the code can't be executed; the message names `task`.
         """
         self.choice: Choice = chosen_unit(load_curriculum(), unit)
         self.module: ModuleType = self._guarded(task, self.choice.load)
@@ -46,7 +47,7 @@ class UnitDecisions:
         return "yours" if part.whose == "mine" else "the reference's"
 
     def wrong(self, task: str, what: str) -> DecisionError:
-        """Make an error about `task` that says how to get past it."""
+        """Create an error about `task` that says how to get past it."""
         past = f"; past it: distlab use reference {task}"
         is_ours = self.whose(task) != "yours"
         return DecisionError(
@@ -68,7 +69,7 @@ class UnitDecisions:
 
 
 class Decisions(UnitDecisions):
-    """The unit process_group."""
+    """Decides with the unit process_group."""
 
     def __init__(self) -> None:
         super().__init__(UNIT, LAUNCH)

@@ -1,9 +1,9 @@
 """Let task 4.9 decide under --elastic MIN:MAX, the learner's or the reference's.
 
-Processes become members, and the Membership's answers become the agent's actions. How
-many processes there are, we decide here: MAX at first, and one for each that ends, as
-long as max_restarts allows it. A number in LOG_DIR/ranks, from MIN to MAX, sets another
-size while the job runs.
+Processes become members, and the Membership's answers become the agent's actions. We
+decide here how many processes there are: MAX at first, and then a new one for each that
+ends, as long as max_restarts allows it. If you write a number from MIN to MAX into
+LOG_DIR/ranks, you change the size while the job runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Ask:
-    """Action: have these processes leave their group, at once or after their step."""
+    """Action: tell these processes to leave their group, now or after their step."""
 
     processes: tuple[int, ...]
     now: bool
@@ -67,7 +67,7 @@ def forget_resize(folder: Path) -> None:
 
 
 class ElasticDecisions(UnitDecisions):
-    """Decides with the unit elastic, and keeps the number of processes."""
+    """Decides with the unit elastic, and controls the number of processes."""
 
     def __init__(self, config: LaunchConfig) -> None:
         super().__init__(UNIT, RESIZE)
@@ -119,7 +119,7 @@ class ElasticDecisions(UnitDecisions):
         return []
 
     def resize(self) -> list[Any]:
-        """Return the actions that the file with the wanted size asks for, if any."""
+        """Return the actions for the size in the file LOG_DIR/ranks, if any."""
         try:
             wanted = int((Path(self._config.log_dir or ".") / RANKS).read_text())
         except (OSError, ValueError):
@@ -173,7 +173,7 @@ class ElasticDecisions(UnitDecisions):
 
     @property
     def _has_lost_all(self) -> bool:
-        """No process has the state any more; the newest checkpoint has an older one."""
+        """Return True if no process has the state, so a checkpoint must supply it."""
         members = self._members.values()
         return bool(members) and self._alive.isdisjoint(members)
 

@@ -1,6 +1,7 @@
 """Check that a node has what a launch needs: a program to run, GPUs and tools.
 
-We check here so that you see one error, rather than one from each rank.
+We check this before we start the ranks, so that you see one error instead of one from
+each rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from distlab.launch.ranks import bound_to_cpus, own_gpu
 
 
 def expect_program(script: str, run_as: str) -> None:
-    """Check that there is something to run; we leave modules to Python.
+    """Check that there is something to run; we leave the check of modules to Python.
 
     Raises:
         LaunchError: the file doesn't exist, can't be read, or isn't a command.

@@ -105,7 +105,7 @@ class Follower:
             self._client.close()
 
     def _enter(self, generation: int) -> None:
-        """Join a generation, and have its words come into the inbox."""
+        """Join a generation, and put node 0's messages into the inbox."""
         self._generation, self._num_said = generation, 0
         self._is_member = False
         threading.Thread(target=self._listen, args=(generation,), daemon=True).start()
@@ -194,7 +194,7 @@ class Follower:
             inbox.put(error)
 
     def _keep_alive(self, generation: int) -> None:
-        """Join, and from then on give signs of life."""
+        """Join, and send signs of life from then on."""
         key = f"alive/{self._config.node}"
         try:
             until = time.monotonic() + self._config.start_timeout
@@ -251,7 +251,7 @@ class Follower:
     # ── without node 0 ──────────────────────────────────────────────────────────────
 
     def _give_up(self, reason: str) -> int:
-        """Stop the ranks of this node without being told to."""
+        """Stop the ranks of this node without an order from node 0."""
         for rank in self._ranks.running:
             self._ranks.signal(rank, signal.SIGTERM)
         until = time.monotonic() + self._config.grace_period

@@ -1,4 +1,4 @@
-"""Start, signal and hear the processes that `forker` forks for one agent."""
+"""Start, signal and listen to the processes that `forker` forks for one agent."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Forked:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """Return the sockets that become readable when there is something to take."""
+        """Return the sockets that become readable when there is something to read."""
         return [self._socket, *self._ends.values()]
 
     def start(self, number: int, log: int, page: int, error_file: str) -> None:
@@ -112,7 +112,7 @@ class Forked:
         self._ends[number] = ours
 
     def pid(self, number: int) -> int | None:
-        """Return a process's id, once it runs."""
+        """Return a process's id once it runs."""
         return self._pids.get(number)
 
     def tell(self, number: int, **words: object) -> None:
@@ -121,11 +121,11 @@ class Forked:
             control.send(self._ends[number], words)
 
     def signal(self, number: int, which: int) -> None:
-        """Send a process a signal, if it runs."""
+        """Send a signal to a process, if it runs."""
         control.send(self._socket, {"number": number, "signal": which})
 
     def take(self, readable: Sequence[socket.socket]) -> Iterator[Exited | Heard]:
-        """Take what these sockets have for us.
+        """Yield the messages and ends that these sockets report.
 
         Raises:
             LaunchError: the forker has ended.
@@ -148,7 +148,7 @@ class Forked:
                 yield Exited(words["ended"], words["code"])
 
     def close(self) -> None:
-        """End the forker and everything it has forked."""
+        """End the forker and everything that it has forked."""
         self._socket.close()
         for end in self._ends.values():
             end.close()

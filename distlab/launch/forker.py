@@ -2,9 +2,9 @@
 
     python -m distlab.launch.forker SOCKET JOB MODULE …      (SOCKET, JOB: descriptors)
 
-It starts no thread and makes no group, so that what it forks can. It ends when its
-agent does, and all that it has forked with it. Requests and replies are those of
-`forked`.
+The forker starts no thread and creates no group, so that the forked processes can do
+both. When its agent ends, it ends as well, and so does everything that it has forked.
+Its requests and replies are documented in `forked`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Forker:
         os.set_blocking(self._wake, False)
 
     def serve(self) -> Job:
-        """Fork as often as the agent asks; in each forked process, return its job."""
+        """Fork whenever the agent asks; in each forked process, return its job."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         selector = selectors.DefaultSelector()
@@ -173,7 +173,7 @@ def run(job: Job) -> None:
 def main(arguments: list[str], handlers: Handlers) -> None:
     """Import the modules, then fork; each forked process runs the script.
 
-    It begins with these `handlers` of AGENTS.
+    The forked process begins with these `handlers` of AGENTS.
     """
     become_subreaper()
     die_with_parent()

@@ -1,4 +1,4 @@
-"""Ask task 3.18 what to do, and have all nodes do it: the agent of node 0."""
+"""Ask task 3.18 what to do, and make all nodes do it: the agent of node 0."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Hub:
     # ── what has happened ───────────────────────────────────────────────────────────
 
     def _look_at(self, event: object) -> int | None:
-        """Have the launcher decide; the exit code, if it is over."""
+        """Let the launcher decide; return the exit code if the job has ended."""
         if isinstance(event, Exception):
             raise event
         words: dict[str, Any] = {}
@@ -228,7 +228,7 @@ class Hub:
             self._stage.start(others, meeting)
 
     def _met(self, stage: Stage, ranks: list[int]) -> list[int]:
-        """The ranks to start, once the nodes are there; none after a signal."""
+        """Return the ranks to start once the nodes have met; none after a signal."""
         self._say(stage.waiting())
         if stage.meet(self._generation):
             return self._resized(ranks, stage.members)
@@ -237,7 +237,7 @@ class Hub:
         return []
 
     def _resized(self, ranks: list[int], nodes: Sequence[int]) -> list[int]:
-        """The ranks of these nodes; for another number of them, of another launcher."""
+        """Return the ranks of these nodes, and replace the launcher if necessary."""
         config = self._config
         if len(ranks) == len(nodes) * config.nproc_per_node:
             return ranks
@@ -291,7 +291,8 @@ class Hub:
     def _first_recorded(self, failure: Failure | None) -> Failure | None:
         """Return the failure with the earliest exception, by the times of @record.
 
-        This need not be the rank that ended first, because others may end more slowly.
+        This need not be the rank that ended first, because others may take longer to
+        end.
         """
         if failure is None or not failure.record or failure.rank not in self._logs:
             return failure
@@ -311,7 +312,7 @@ class Hub:
 
     @property
     def _num_ranks(self) -> int:
-        """Of this generation, with the nodes that are there."""
+        """Return the number of ranks in this generation, on the present nodes."""
         num_nodes = len(self._stage.members) if self._stage else 1
         return num_nodes * self._config.nproc_per_node
 

@@ -1,4 +1,4 @@
-"""Queue what has happened: ends of ranks, signals, messages of other nodes."""
+"""Queue everything that happens: ends of ranks, signals, messages of other nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Inbox:
     """A queue that the agent reads from time to time, or at once after a signal."""
 
     def __init__(self, signals: Sequence[str] = ()) -> None:
-        """`signals` names the signals that stop the job, besides the usual three."""
+        """Open the queue.
+
+        `signals` names the signals that stop the job, besides the usual three.
+        """
         self._numbers = [getattr(signal, name) for name in {*_ALWAYS, *signals}]
         self.queue: SimpleQueue[object] = SimpleQueue()  # a signal handler may put
         self.num_interrupts = 0
@@ -68,7 +71,8 @@ class Inbox:
     def signals(self) -> Iterator[None]:
         """Turn SIGINT, SIGTERM, SIGHUP and the others into Interrupted in this block.
 
-        This does nothing in other threads, as Python handles signals in the main one.
+        In other threads this does nothing, because Python handles signals in the main
+        one.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

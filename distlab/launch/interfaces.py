@@ -14,8 +14,8 @@ _NAME_BYTES = 16
 def interface_to(address: str) -> str:
     """Return the name of the interface through which we reach `address`.
 
-    Empty if the system doesn't tell us. Only Linux does, for IPv4 and for the IPv6
-    loopback.
+    The name is empty if the system doesn't tell us. Only Linux does, for IPv4 and for
+    the IPv6 loopback.
     Example: 127.0.0.1 → lo
     """
     if address == "::1" and sys.platform.startswith("linux"):
@@ -30,7 +30,7 @@ def interface_to(address: str) -> str:
 
 
 def address_to(address: str) -> str:
-    """Return this node's own address on the way to `address`; send nothing."""
+    """Return this node's own address on the way to `address`; this sends nothing."""
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,

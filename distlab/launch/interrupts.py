@@ -1,4 +1,4 @@
-"""Answer Ctrl-C before there are ranks with one line and exit code 130."""
+"""Answer Ctrl-C before there are ranks, with one line and exit code 130."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlab.launch.streams import tell
 
 
 def stopped() -> int:
-    """Say that we got the Ctrl-C, and return its exit code."""
+    """Report that we got the Ctrl-C, and return its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
     code = 128 + signal.SIGINT
     tell(sys.stderr, interrupted(signal.SIGINT, code))

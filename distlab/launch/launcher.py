@@ -44,10 +44,11 @@ from distlab.runner.processes import become_subreaper, stop_being_subreaper
 
 
 class DistributedLauncher:
-    """Starts the ranks of scripts as `config` says, one launch at a time.
+    """Starts the ranks of scripts according to `config`, one launch at a time.
 
-    Example: `DistributedLauncher(LaunchConfig(nproc_per_node=2)).launch("train.py")`
-    returns the exit code, 0 if all ranks ended with 0.
+    For example,
+    `DistributedLauncher(LaunchConfig(nproc_per_node=2)).launch("train.py")` returns the
+    exit code, which is 0 if all ranks ended with 0.
     """
 
     def __init__(self, config: LaunchConfig) -> None:
@@ -57,10 +58,12 @@ class DistributedLauncher:
         """Run `script` on all ranks until they have ended; return the exit code.
 
         This blocks. The ranks' lines go to stdout, each after `[rank r]`, and the
-        agent's go to stderr. In the main thread, it handles SIGINT and SIGTERM.
+        agent's lines go to stderr. If you call it in the main thread, it handles SIGINT
+        and SIGTERM.
 
         Raises:
-            LaunchError: it can't start, because of a missing script, a port in use, …
+            LaunchError: the launch can't start, for example because the script doesn't
+                exist or a port is in use.
             DecisionError: the code of task 3.17 or 3.18 has a mistake.
         """
         expect_program(str(script), self.config.run_as)
@@ -135,7 +138,7 @@ def launch_distributed_training(
     `config` takes the fields of LaunchConfig.
 
     Raises:
-        LaunchError, DecisionError: see `DistributedLauncher.launch`.
+        LaunchError, DecisionError: as in `DistributedLauncher.launch`.
 
     Example: `launch_distributed_training("train.py", "--epochs", 3, nproc_per_node=2)`
     """
@@ -241,7 +244,7 @@ def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks, inbox: Inbox) ->
 
 @contextlib.contextmanager
 def _orphans_come_here() -> Iterator[None]:
-    """Make us end whatever a rank leaves behind."""
+    """Adopt the processes that a rank leaves behind, so that we can end them."""
     is_ours = become_subreaper()
     try:
         yield

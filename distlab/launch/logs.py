@@ -1,11 +1,11 @@
 """Write rank_<r>.log, and show its lines on the terminal.
 
-Each rank writes to its own file, so nothing is lost if the agent dies, and no rank
-waits for a slow terminal. The agent reads the files as they grow. It does so in a
-separate thread, so a slow terminal never keeps it from noticing that a rank has failed.
+Each rank writes to its own file, so nothing is lost if the agent dies, and no rank has
+to wait for a slow terminal. The agent reads the files as they grow. Because it does so
+in a separate thread, a slow terminal never keeps it from noticing that a rank failed.
 
-One file per rank holds both streams, unless `Output` treats them differently. Then
-stderr goes to rank_<r>.stderr.log.
+One file per rank holds both streams, unless `Output` treats them differently. In that
+case, stderr goes to rank_<r>.stderr.log.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stream:
 
     @property
     def size(self) -> int:
-        """The bytes written so far."""
+        """Return the number of bytes written so far."""
         return os.fstat(self._read).st_size
 
     def read(self, until: int) -> list[bytes]:
@@ -140,13 +140,13 @@ class Stream:
             os.write(self.descriptor, line.encode())
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file."""
         os.close(self.descriptor)
         os.close(self._read)
 
 
 class Log:
-    """The log file of one rank, or two with separate streams; a restart appends.
+    """The log file of one rank, or two with separate streams; a restart appends to it.
 
     `is_new` clears what an earlier launch has left in it. `is_kept` means that the file
     stays after this launch.
@@ -175,12 +175,12 @@ class Log:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the file for a rank's stdout."""
+        """The file descriptor for a rank's stdout."""
         return self.streams[0].descriptor
 
     @property
     def stderr(self) -> int:
-        """The descriptor of the file for a rank's stderr."""
+        """The file descriptor for a rank's stderr."""
         return self.streams[-1].descriptor
 
     def begin(self, generation: int) -> None:
@@ -203,7 +203,7 @@ class Log:
 
     @property
     def where(self) -> str:
-        """The file's path, for a report; empty if we delete it after the launch."""
+        """The file's path for a report; empty if we delete it after the launch."""
         return str(self.path.absolute()) if self.is_kept else ""
 
     def record(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Log:
         return read_record(self.error_file)
 
     def close(self) -> None:
-        """Give the files up."""
+        """Close the files."""
         for stream in self.streams:
             stream.close()
 
@@ -219,7 +219,8 @@ class Log:
 class Terminal:
     """Shows the lines of all logs, each with its rank in front.
 
-    With `gives_back`, nobody keeps the logs, so we free the disk space of shown lines.
+    If `gives_back` is set, the logs aren't kept, so we free the disk space of lines
+    that have been shown.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class Terminal:
             self._changed.wait_for(lambda: self._done >= mine, limit_s)
 
     def hurry(self) -> None:
-        """From now on show only the end of long logs, because the job has failed."""
+        """Show only the end of long logs from now on, because the job has failed."""
         self._is_late = True
 
     def close(self) -> None:
@@ -327,7 +328,7 @@ class Terminal:
 
 
 class Folder:
-    """The folder for logs: the user's, or a temporary one for this launch.
+    """The folder for logs, which is the user's or a temporary one for this launch.
 
     Raises:
         LaunchError: the system can't create a temporary folder.
@@ -350,7 +351,7 @@ class Folder:
 def open_logs(
     folder: Folder, ranks: Sequence[int], is_split: Callable[[int], bool]
 ) -> dict[int, Log]:
-    """Open these ranks' logs, empty; create the folder if necessary.
+    """Open empty logs for these ranks; create the folder if necessary.
 
     Raises:
         LaunchError: we can't write them.

@@ -2,8 +2,8 @@
 
     ranks ── rank_<r>.jsonl ──▶ the agent of node 0 ──▶ figures.jsonl, Prometheus, …
 
-The agent owns the sinks, so Prometheus finds the same port after a restart, and its
-counters continue.
+Because the agent owns the sinks, Prometheus finds the same port after a restart, and
+the counters continue.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NAMES = {field.name for field in fields(StepRecord)}
 
 
 class Monitored:
-    """The folder of a launch; node 0 opens the sinks.
+    """The records' folder in a launch; node 0 opens the sinks.
 
     `job` is the name of the job, by default that of the folder.
 
     Raises:
-        LaunchError: the folder has the records of another run, a place is unknown, its
-            port is taken, or a library is missing.
+        LaunchError: the folder has the records of another run, a place for records is
+            unknown, its port is taken, or a library is missing.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Monitored:
 
 
 class _Figures:
-    """The folder without the records, which the ranks write themselves."""
+    """A folder without the ranks' records, since the ranks write these themselves."""
 
     def __init__(self, sink: Sink) -> None:
         self.name, self._sink = sink.name, sink
         self.figures, self.close = sink.figures, sink.close
 
     def record(self, record: StepRecord) -> None:
-        """Nothing: see the class."""
+        """Do nothing, because the rank has written the record itself."""

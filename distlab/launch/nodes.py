@@ -1,8 +1,9 @@
 """Let agents of several nodes meet and talk through task 3.17's rendezvous.
 
-The agent of node 0 serves a Rendezvous at master_addr:master_port, and every agent, its
-own included, is a client. A generation of the launcher is one of the rendezvous, so an
-agent that is refused as stale knows that all ranks restart.
+The agent of node 0 serves a Rendezvous at master_addr:master_port, and every agent,
+including node 0's own, is a client. Each generation of the launcher is a generation of
+the rendezvous. If an agent is refused as stale, it therefore knows that all ranks
+restart.
 
     config          node 0 sets it: what all agents must agree on
     seat            asks for a node number, if the agent doesn't have one
@@ -13,8 +14,8 @@ agent that is refused as stale knows that all ranks restart.
     said/<k>/<i>    node k tells node 0: a rank has ended, or the agent got a signal
     alive/<k>       add, again and again: a node that is cut off says nothing more
 
-Limits: a secret keeps others out only if DISTLAB_SECRET is set, the same on all
-nodes. torch's own store, which the ranks use, has none.
+Limits: only a secret keeps others out, so set the same DISTLAB_SECRET on all nodes.
+torch's own store, which the ranks use, has no secret.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SEAT_S = 30.0  # how long we reserve a number for the agent that asked for it
 
 
 class StaleError(Exception):
-    """The rendezvous refused a request: there is a newer generation, or no room."""
+    """Raised if the rendezvous refuses a request: a newer generation, or no room."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Said:
 def identity(config: LaunchConfig) -> Identity:
     """Return what an agent must know: DISTLAB_SECRET or the address, and the job name.
 
-    So agents of two jobs with the same address don't join each other.
+    It keeps agents of two jobs with the same address from joining each other.
     """
     own = os.environ.get("DISTLAB_SECRET", "")
     text = own or f"distlab.launch {config.meeting_port} {config.nnodes}"
@@ -76,7 +77,7 @@ def identity(config: LaunchConfig) -> Identity:
 
 
 class Client:
-    """One agent's line to the rendezvous; any thread may ask."""
+    """One agent's connection to the rendezvous, which any thread may use."""
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
@@ -85,10 +86,11 @@ class Client:
         self._num_claims = 0
 
     def reach(self, until: float, give_up: Callable[[], bool]) -> bool:
-        """Try until somebody answers there; return False if `give_up` says so.
+        """Try until an agent answers; return False if `give_up` says so.
 
         Raises:
-            LaunchError: nobody answers, or it isn't an agent of this launch.
+            LaunchError: nobody answers, or the answer isn't from an agent of this
+                launch.
         """
         where = f"{self._config.master_addr}:{self._config.meeting_port}"
         while not give_up():
@@ -134,7 +136,7 @@ class Client:
         """Claim this node's number in this generation.
 
         Raises:
-            LaunchError: another agent has it, or the agents don't agree.
+            LaunchError: another agent has the number, or the agents don't agree.
         """
         config = json.loads(str(self.ask("get", generation, key="config", until=until)))
         for name, theirs in config.items():
@@ -172,8 +174,8 @@ class Client:
         """Send a request to the rendezvous; return its reply.
 
         Raises:
-            StaleError: the rendezvous refuses.
-            GoneError, TimeoutError, OSError: node 0 has ended, or cannot be reached.
+            StaleError: the rendezvous refuses the request.
+            GoneError, TimeoutError, OSError: node 0 has ended, or can't be reached.
             RuntimeError: the code of task 3.17 raised an error.
         """
         message = json.dumps({"op": op, "generation": generation, **fields})

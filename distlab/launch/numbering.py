@@ -1,6 +1,6 @@
 """Number the nodes when you only name a meeting place, as torchrun's c10d does.
 
-Node 0 is the machine that owns the address. It numbers the others as they arrive.
+Node 0 is the machine that owns the address. It numbers the other nodes as they arrive.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All command-line options, our own and torchrun's, in one table.
 
-We either support an option or refuse it and say what to use instead. A test compares
+We either support an option, or refuse it and say what to use instead. A test compares
 the table with torch's own parser, so we can't miss an option of torchrun.
 """
 

@@ -1,11 +1,12 @@
-"""Torchrun's options for which of the ranks' lines the terminal shows.
+"""Options of torchrun that select which of the ranks' lines the terminal shows.
 
     --redirects, --tee      1 stdout, 2 stderr, 3 both, or 0:3,1:1 by local rank
     --local-ranks-filter    show only these local ranks
     --duplicate-…-filters   copy the lines that contain one of these texts
 
-A rank's log always has both of its streams. The terminal doesn't show a stream that is
-redirected. With --tee or --redirects, the logs are kept: see `LaunchConfig.log_dir`.
+A rank's log always has both of its streams. If a stream is redirected, the terminal
+doesn't show it. With --tee or --redirects, the logs are kept: see
+`LaunchConfig.log_dir`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def streams(text: str) -> int | dict[int, int]:
     """Read the value of --redirects or --tee.
 
     Raises:
-        ValueError: it is neither 0 to 3 nor RANK:0-3,…
+        ValueError: the value is neither 0 to 3 nor of the form RANK:0-3,…
 
     Example: "3" → 3; "0:1,1:3" → {0: 1, 1: 3}
     """
@@ -95,7 +96,7 @@ def streams(text: str) -> int | dict[int, int]:
 
 
 def texts(value: str) -> tuple[str, ...]:
-    """Read a comma-separated list of texts; write a comma within a text twice.
+    """Read a comma-separated list of texts; to get a comma in a text, write it twice.
 
     Example: "a,b,,c" → ("a", "b,c")
     """

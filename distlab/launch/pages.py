@@ -1,7 +1,7 @@
 """Share a page of memory between a process and its agent, with its trainer's state.
 
-A message for each call of a trainer would keep the agent busy. So the trainer writes
-into the page, and the agent reads it when it wants to know.
+If a trainer sent a message for each call, it would keep the agent busy. So it writes
+into the page, and the agent reads the page when it wants to know.
 
     step     the newest optimizer step that the process has completed, and when
     doing    compute, wait (in a call on its communicator) or save, and since when
@@ -38,7 +38,7 @@ class Page:
 
     @classmethod
     def new(cls) -> Page:
-        """Make a page for a process that is about to start."""
+        """Create a page for a process that is about to start."""
         descriptor = os.memfd_create("distlab") if hasattr(os, "memfd_create") else -1
         os.ftruncate(descriptor, _SIZE)
         page = cls(descriptor)
@@ -47,7 +47,7 @@ class Page:
 
     @classmethod
     def from_environment(cls) -> Page | None:
-        """Open this process's page; None if no agent watches it."""
+        """Open this process's page; return None if no agent watches it."""
         descriptor = os.environ.get(PAGE)
         return None if descriptor is None else cls(int(descriptor))
 
@@ -59,13 +59,13 @@ class Page:
         self._put(_STEP, step)
 
     def does(self, what: str) -> None:
-        """Record that the trainer does this from now on."""
+        """Record that the trainer is doing this from now on."""
         self._put(_SINCE_S, time.monotonic())
         self._put(_DONE, _DOING.index(what))
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Record that the trainer does this in the block; then restore the old one."""
+        """Record that the trainer is doing this in the block; then restore it."""
         before = self.doing
         if what == before:
             yield
@@ -77,11 +77,11 @@ class Page:
             self.does(before)
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Record that the trainer waits for other ranks in the block."""
+        """Record that the trainer is waiting for other ranks in the block."""
         return self.during(WAIT)
 
     def beat(self) -> None:
-        """Write the time every BEAT_S from now on, in a separate thread."""
+        """Record the time every BEAT_S from now on, in a separate thread."""
         threading.Thread(target=self._beat, daemon=True).start()
 
     # ── the agent reads ─────────────────────────────────────────────────────────────
@@ -93,7 +93,7 @@ class Page:
 
     @property
     def step_s(self) -> float:
-        """Return when it was completed."""
+        """Return when the newest step was completed."""
         return self._get(_STEP_S)
 
     @property
@@ -103,7 +103,7 @@ class Page:
 
     @property
     def since_s(self) -> float:
-        """Return since when."""
+        """Return since when the trainer has been doing what `doing` says."""
         return self._get(_SINCE_S)
 
     @property

@@ -1,8 +1,9 @@
 """Run the processes of this node: their environment, their ends, and the cleanup.
 
-Each rank leads a session, so that Ctrl-C reaches the agent only and what a rank starts
-can be found. A thread waits for each, so we learn of ends in the order in which they
-happened, and know which rank failed first, though the agent looks rarely.
+Each rank leads a session, so that Ctrl-C reaches only the agent, and so that we can
+find everything that the rank starts. A thread waits for each rank. We therefore learn
+of ends in the order in which they happened, and know which rank failed first, even
+though the agent looks only rarely.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Ranks:
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to the process of `rank`, if it runs.
 
-        A stopped process also gets SIGCONT, or it would never get the other signal.
+        A stopped process also gets SIGCONT, because otherwise it would never get the
+        signal.
         """
         process = self._running.get(rank)
         if process is None or process.returncode is not None:
@@ -105,7 +107,7 @@ class Ranks:
                 process.send_signal(signal.SIGCONT)
 
     def buried(self, rank: int) -> None:
-        """End whatever this rank has left, once the agent has noticed its end."""
+        """End whatever this rank has left, after the agent has noticed its end."""
         process = self._running.pop(rank, None)
         if process is not None and sys.platform.startswith("linux"):
             end_sessions({process.pid})
@@ -116,7 +118,7 @@ class Ranks:
         return sorted(self._running)
 
     def kill(self) -> None:
-        """Send SIGKILL to all ranks and all they have started; wait for their end."""
+        """Send SIGKILL to all ranks and all they have started; wait for them to end."""
         for process in self._running.values():
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -150,7 +152,8 @@ def rank_variables(
     """Return the environment of `rank`: what torchrun sets, and DISTLAB_BACKEND.
 
     TORCHELASTIC_USE_AGENT_STORE=True makes every rank a client of the store at
-    MASTER_PORT; without it, init_process_group("env://") of rank 0 would open one.
+    MASTER_PORT. Without it, init_process_group("env://") of rank 0 would open another
+    one.
     """
     nproc, nodes = config.nproc_per_node, meeting.nodes or range(config.nnodes)
     place = nodes.index(config.node)
@@ -199,7 +202,7 @@ def with_own_name(config: LaunchConfig, inherited: Mapping[str, str]) -> LaunchC
     """Name a job of one node that has no name yet, as torchrun --standalone does.
 
     Scripts use the name for folders and groups of runs, so two jobs on one machine must
-    not share it. Agents of several nodes can't invent one.
+    not share it. If there are several nodes, their agents can't invent a name.
     """
     if config.nnodes > 1 or job_name(config, inherited) != "none":
         return config
@@ -207,10 +210,10 @@ def with_own_name(config: LaunchConfig, inherited: Mapping[str, str]) -> LaunchC
 
 
 def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:
-    """Return a value of CUDA_VISIBLE_DEVICES that only shows a rank its own GPU.
+    """Return a value for CUDA_VISIBLE_DEVICES that shows a rank only its own GPU.
 
     Raises:
-        LaunchError: fewer GPUs are visible here.
+        LaunchError: there are fewer visible GPUs.
     """
     visible = inherited.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -225,10 +228,10 @@ def own_gpu(local_rank: int, inherited: Mapping[str, str]) -> str:
 
 
 def bound_to_cpus(command: Sequence[str], gpu: int, how: str) -> list[str]:
-    """Wrap the command to stay on the CPUs near a GPU; torch finds these CPUs.
+    """Wrap the command so that it stays on the CPUs near a GPU, which torch finds.
 
     Raises:
-        LaunchError: this version of torch can't, or there is no such GPU.
+        LaunchError: this version of torch can't do this, or there is no such GPU.
     """
     try:
         from torch.numa import binding

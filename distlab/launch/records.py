@@ -48,9 +48,10 @@ def timestamp(record: Mapping[str, Any]) -> float:
 
 
 def write_error_file(given: Mapping[str, Any], what: str, code: int) -> None:
-    """Tell whoever started the agent why the job failed, if they named a file.
+    """Tell the process that started the agent why the job failed, if it named a file.
 
-    The file gets the record of the rank that failed. If that is empty, it gets `what`.
+    The file gets the record of the rank that failed. If that record is empty, the file
+    gets `what`.
     """
     path = os.environ.get(ERROR_FILE)
     if not path:

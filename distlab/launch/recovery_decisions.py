@@ -54,8 +54,8 @@ class RecoveryDecisions(UnitDecisions):
     def detect(self, reports: list[Report], now_s: float) -> Condition:
         """Find out which ranks are dead, frozen or slow.
 
-        On a busy machine, a process may not run for a while, however short the steps
-        are, so a rank counts as frozen after freeze_timeout at the earliest.
+        On a busy machine, a process may not run for a while, however short its steps
+        are. A rank therefore counts as frozen only after at least freeze_timeout.
 
         Raises:
             DecisionError: the learner's code has a mistake.

@@ -34,12 +34,12 @@ class Failure:
 
     @property
     def is_usage_error(self) -> bool:
-        """True if it would fail in the same way after every restart."""
+        """True if the rank would fail in the same way after every restart."""
         return self.code == USAGE_ERROR
 
     @property
     def what(self) -> str:
-        """`rank 2 was ended by SIGKILL`."""
+        """Describe the end of the rank, such as `rank 2 was ended by SIGKILL`."""
         who = f"rank {self.rank}" if self.rank >= 0 else "a process without a rank"
         if self.is_lost:
             return f"{who} is lost with its node"
@@ -122,7 +122,7 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
 
 
 def apart(world_size: int) -> str:
-    """Return a line that says nobody used the store, as some engines meet elsewhere."""
+    """Return a line that says no rank used the store; some engines meet elsewhere."""
     return (
         f"{PREFIX} no rank has used the store at MASTER_PORT: if they have met nowhere "
         f"else, these were {world_size} separate runs of the script\n"

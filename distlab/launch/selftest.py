@@ -2,8 +2,8 @@
 
     python -m distlab.launch --nproc-per-node 4 distlab/launch/selftest.py result.json
 
-It uses plain torch.distributed over gloo. Rank 0 writes what it measured; a wrong
-number ends the script with one sentence.
+It uses plain torch.distributed over gloo. Rank 0 writes its measurements to a file. If
+a number is wrong, the script ends with a one-sentence message.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def once_around(rank: int, n: int) -> None:
     """Pass a number from rank 0 through all ranks, each of which adds its own.
 
     Raises:
-        SystemExit: it comes back wrong.
+        SystemExit: the number is wrong when it comes back.
     """
     token = torch.zeros(1)
     if n == 1:
@@ -84,7 +84,7 @@ def expect(what: str, found: float, wanted: float) -> None:
     """Refuse a wrong number.
 
     Raises:
-        SystemExit: it is wrong.
+        SystemExit: the number is wrong.
     """
     if found != wanted:
         sys.exit(f"{what} gave {found:g}, must be {wanted:g}")

@@ -24,8 +24,8 @@ _RANK = {
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from srun's.
 
-    We only add what `environment` lacks, and nothing if RANK is set or if srun
-    didn't start this process.
+    We add only those that `environment` lacks, and none if RANK is set or srun didn't
+    start this process.
     Example: SLURM_PROCID=3, SLURM_NTASKS=4 → RANK=3, WORLD_SIZE=4
     """
     if "RANK" in environment or not {"SLURM_PROCID", "SLURM_NTASKS"} <= {*environment}:

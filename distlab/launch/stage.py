@@ -36,7 +36,8 @@ class Stage:
         """Open the port where agents meet, unless there is a listener already.
 
         Raises:
-            LaunchError: it's in use, or master_addr isn't this node's.
+            LaunchError: the port is in use, or master_addr isn't an address of this
+                node.
         """
         self._config, self._inbox = config, inbox
         listener = listener or listen(config.listens_on, config.meeting_port)
@@ -48,7 +49,7 @@ class Stage:
         """The nodes of this generation: their ranks in this order."""
 
     def waiting(self) -> str:
-        """Return a line that says for whom node 0's agent is about to wait."""
+        """Return a line that says which nodes node 0's agent is about to wait for."""
         config = self._config
         where = f"{config.master_addr}:{config.meeting_port}"
         others = "node 1" if config.nnodes == 2 else f"nodes 1 to {config.nnodes - 1}"
@@ -80,14 +81,14 @@ class Stage:
         return True
 
     def start(self, ranks: Sequence[int], meeting: Meeting) -> None:
-        """Have ranks started on their nodes."""
+        """Tell the nodes to start these ranks."""
         common = {"port": meeting.port, "nodes": list(self.members)}
         for node in self._others:
             theirs = [rank for rank in ranks if self.node_of(rank) == node]
             self._tell(node, {"start": theirs, **common})
 
     def signal(self, rank: int, number: int) -> None:
-        """Have a signal sent to a rank on its node."""
+        """Tell a rank's node to send the rank a signal."""
         self._tell(self.node_of(rank), {"signal": [rank, number]})
 
     def finish(self, code: int, text: str) -> None:
@@ -129,7 +130,7 @@ class Stage:
         return [node for node in self.members if node]
 
     def _gather(self, until: float) -> bool:
-        """Say who the members are, after the last call; False: a signal came first."""
+        """Announce the members after the last call; False if a signal came first."""
         config, interrupts = self._config, self._inbox.num_interrupts
         last_call = time.monotonic() + config.last_call
         while True:
@@ -167,7 +168,7 @@ class Stage:
             self._has_met = True
 
     def _listen(self, node: int, generation: int) -> None:
-        """Take in what a node says, until there is a newer generation."""
+        """Receive the messages of a node until there is a newer generation."""
         number = 0
         with contextlib.suppress(
             StaleError, GoneError, OSError, FrameError, RuntimeError

@@ -1,8 +1,8 @@
 """Keep the store at MASTER_PORT where torch.distributed's ranks meet.
 
-With TORCHELASTIC_USE_AGENT_STORE=True in a rank's environment init_process_group makes
+With TORCHELASTIC_USE_AGENT_STORE=True in a rank's environment, init_process_group makes
 every rank a client, including rank 0, so the store outlives each rank. Each generation
-has a new one, so whatever the previous generation has set is gone.
+has a new store, so everything that the previous generation set is gone.
 
 Source: torch/distributed/rendezvous.py, _create_c10d_store.
 """
@@ -21,10 +21,10 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on `address` only; port 0 takes a free one.
+    """Listen on `address` only; if the port is 0, take a free one.
 
     Raises:
-        LaunchError: the port is in use, or the address is not this node's.
+        LaunchError: the port is in use, or the address isn't this node's.
     """
     listener = None
     try:
@@ -44,7 +44,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def is_own(address: str) -> bool:
-    """Return True if this node has the address, or the name stands for one it has."""
+    """Return True if this node has the address, or has one that the name stands for."""
     try:
         family, where = _resolved(address, 0)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -58,7 +58,7 @@ def open_store(config: LaunchConfig) -> Store:
     """Open node 0's store, at master_port unless the agents meet there.
 
     Raises:
-        LaunchError: see `listen`.
+        LaunchError: as in `listen`.
     """
     port = config.master_port if config.nnodes == 1 else 0
     try:
@@ -79,7 +79,7 @@ class Store:
         """Take the port on `address`, where the ranks will look, or another one.
 
         Raises:
-            LaunchError: see `listen`.
+            LaunchError: as in `listen`.
         """
         self.address = address
         self._listens_on = address if listens_on is None else listens_on
@@ -111,7 +111,7 @@ class Store:
 
     @property
     def was_used(self) -> bool:
-        """Return True if a rank of this generation has set anything, to meet."""
+        """Return True if a rank of this generation has set a value in order to meet."""
         return bool(self._daemon is None or self._daemon.num_keys() > self._num_keys)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Write to stdout and stderr so that a full disk or a lost reader ends no rank."""
+"""Write to stdout and stderr in a way that a full disk or lost reader ends no rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TERMINAL = "distlab terminal"  # the thread that shows what ranks print
 
 
 def tell(stream: TextIO | None, text: str) -> None:
-    """Write and flush, and drop whatever we can't write.
+    """Write and flush, and drop everything that we can't write.
 
-    Python has None in place of a stream that was closed before it started.
+    If a stream was closed before Python started, Python has None in its place.
     """
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -22,14 +22,15 @@ def tell(stream: TextIO | None, text: str) -> None:
 
 
 def is_stuck() -> bool:
-    """Return True if the terminal's thread still waits, so a flush would block too."""
+    """Return True if the terminal's thread still waits, so that a flush would block."""
     return any(thread.name == TERMINAL for thread in threading.enumerate())
 
 
 def let_go(stream: TextIO | None) -> None:
     """Flush for the last time, and drop the rest, because we can't write it.
 
-    Python flushes once more as it ends, and an error there changes the exit code.
+    Otherwise Python would flush once more as it ends, and an error there would change
+    the exit code.
     """
     if stream is None:
         return
