@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
+from typer.core import TyperCommand
 
 from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, mutants, templates
 from distlab.cli.screen import stopped, warn
+from distlab.cli.script_args import ScriptCommand
 from distlab.cli.sim_verbs import scale, sim
 from distlab.cli.top import top
 from distlab.cli.train_verb import train
@@ -80,7 +82,7 @@ def main() -> None:
 
 
 def verb(
-    *names: str, panel: str | None = None
+    *names: str, panel: str | None = None, cls: type[TyperCommand] | None = None
 ) -> Callable[[Callable[P, int]], Callable[P, None]]:
     """Turn a function that returns an exit code into a verb that reports errors."""
 
@@ -105,7 +107,7 @@ def verb(
                 code = _complain(_our_fault(error), HARNESS)
             raise typer.Exit(code)
 
-        return app.command(*names, rich_help_panel=panel)(run)
+        return app.command(*names, rich_help_panel=panel, cls=cls)(run)
 
     return register
 
@@ -236,7 +238,7 @@ verb(panel=MORE)(data)
 verb(panel=MORE)(top)
 verb(panel=MORE)(train)
 verb(panel=MORE)(chaos)
-verb(panel=MORE)(sim)
+verb(panel=MORE, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)
 
 

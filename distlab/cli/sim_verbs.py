@@ -32,6 +32,7 @@ Json = Annotated[
 
 
 def sim(
+    context: typer.Context,
     name: Target = "",
     world_size: Annotated[
         int, typer.Option("--world-size", "-n", help="Number of ranks, up to 4096.")
@@ -59,8 +60,47 @@ def sim(
         bool, typer.Option("--open", help="Open the timeline in a browser.")
     ] = False,
     as_json: Json = False,
+    nodes: Annotated[
+        str, typer.Option(help="Of a script: 32x8 puts 256 ranks on 32 nodes.")
+    ] = "",
+    flops: Annotated[
+        float, typer.Option(help="Of a script: operations per second of a rank.")
+    ] = 1e13,
+    all_output: Annotated[
+        bool, typer.Option("--all-output", help="Of a script: print all ranks' output.")
+    ] = False,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a script: a package that each rank loads for itself."),
+    ] = None,
 ) -> int:
-    """Run your function on simulated ranks, in virtual time, and draw a timeline."""
+    """Run your script or function on simulated ranks, in virtual time.
+
+    `distlab sim -n 256 script.py [ARGS]` and `-m module [ARGS]` take any script that
+    torchrun takes. `distlab sim 1.4` takes a task, and draws a timeline.
+    """
+    from distlab.cli.script_args import script_of
+
+    script = script_of(context)
+    if script is not None:
+        from distlab.cli.sim_script import sim_script
+        from distlab.sim.torch.script import Script
+
+        return sim_script(
+            Script(*script),
+            world_size=world_size,
+            nodes=nodes,
+            net=net,
+            fault=fault,
+            flops=flops,
+            seed=seed,
+            all_output=all_output,
+            own=tuple(own or ()),
+            html=html,
+            perfetto=perfetto,
+            open_it=open_it,
+            as_json=as_json,
+        )
     from distlab.cli.sim import sim
 
     return sim(

@@ -1,0 +1,257 @@
+"""`distlab sim -n 256 script.py`: what a script would do on that many ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.cli.screen import show, show_json, wrapped
+from distlab.cli.sim_report import size_words
+from distlab.cli.trace import open_page
+from distlab.grading import FAILED
+from distlab.paths import shown
+from distlab.sim.net.quantities import time_words
+
+if TYPE_CHECKING:
+    from distlab.sim import SimRun
+    from distlab.sim.torch.script import Script
+
+Row = dict[str, Any]
+MAX_PAGE_RANKS = 256  # on the timeline
+_COLUMN = 12
+
+
+def sim_script(
+    script: Script,
+    *,
+    world_size: int,
+    nodes: str = "",
+    net: str = "ethernet-100g",
+    fault: str = "",
+    flops: float = 1e13,
+    seed: int = 0,
+    all_output: bool = False,
+    own: tuple[str, ...] = (),
+    html: str = "",
+    perfetto: str = "",
+    open_it: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Simulate a script; exit code 1 if a rank failed or the ranks hung.
+
+    Raises:
+        ValueError: a malformed network, fault or number of nodes, or no such script.
+    """
+    from distlab.sim import Faults
+    from distlab.sim.net.fabric import Fabric
+    from distlab.sim.net.spec import parse_faults, parse_net
+    from distlab.sim.torch.script import run_script
+
+    network = parse_net(net)
+    node_size = network.node_size if isinstance(network, Fabric) else 0
+    world_size, per_node = placed(world_size, nodes, node_size)
+    if nodes and isinstance(network, Fabric):
+        network = replace(network, node_size=per_node)
+    faults = parse_faults(fault) if fault else Faults()
+    faults.check(world_size)
+    output = Output(sys.stderr if as_json else sys.stdout, all_output)
+    started = time.perf_counter()
+    done = run_script(
+        script,
+        world_size,
+        per_node=per_node,
+        own=own,
+        net=network,
+        flops_per_s=flops,
+        faults=faults,
+        seed=seed,
+        on_output=output.write,
+    )
+    output.end()
+    row = {
+        "script": script.name,
+        "args": list(script.args),
+        "net": net,
+        "fault": fault,
+        "flops_per_s": flops,
+        **_facts(done, per_node),
+        "simulated_in_s": round(time.perf_counter() - started, 3),
+    }
+    pages = _written(done, row, html, perfetto, open_it=open_it)
+    if as_json:
+        show_json({**row, **pages})
+    else:
+        show(_report(row))
+        show(
+            [("dim", f"  {name}: {shown(Path(path))}") for name, path in pages.items()]
+        )
+    return 0 if done.outcome == "finished" else FAILED
+
+
+def placed(world_size: int, nodes: str, node_size: int) -> tuple[int, int]:
+    """How many ranks there are, and how many of them on each node.
+
+    `nodes` is as in 32x8, or the number of nodes for `world_size` ranks; without it the
+    network's nodes count, if they come out even.
+
+    Raises:
+        ValueError: it is malformed, or does not fit the number of ranks.
+    """
+    if not nodes:
+        even = node_size and world_size % node_size == 0
+        return world_size, node_size if even else world_size
+    count, _, each = nodes.partition("x")
+    if not count.isdigit() or (each and not each.isdigit()) or not int(count):
+        raise ValueError(
+            f'--nodes is "{nodes}"; write it as 32x8: nodes x ranks on each'
+        )
+    if each:
+        return int(count) * int(each), int(each)
+    if world_size % int(count):
+        raise ValueError(
+            f"{world_size} ranks can't be spread evenly over {count} nodes"
+        )
+    return world_size, world_size // int(count)
+
+
+class Output:
+    """Prints what rank 0 prints as it comes, or line by line what all ranks do."""
+
+    def __init__(self, stream: Any, all_ranks: bool) -> None:
+        self._stream, self._all = stream, all_ranks
+        self._begun: dict[int, str] = {}
+
+    def write(self, rank: int, text: str) -> None:
+        """Take what a rank has printed."""
+        if not self._all:
+            if rank == 0:
+                self._stream.write(text)
+                self._stream.flush()
+            return
+        *lines, rest = (self._begun.get(rank, "") + text).split("\n")
+        self._begun[rank] = rest
+        for line in lines:
+            self._stream.write(f"[rank {rank}] {line}\n")
+
+    def end(self) -> None:
+        """Print lines that were begun and never ended."""
+        for rank, rest in sorted(self._begun.items()):
+            if rest:
+                self._stream.write(f"[rank {rank}] {rest}\n")
+        self._stream.flush()
+
+
+def _facts(done: SimRun, per_node: int) -> Row:
+    from distlab.simulated.script_facts import facts_of
+
+    return {**facts_of(done, per_node), "explanation": sentence_of(done)}
+
+
+def sentence_of(done: SimRun) -> str:
+    """How the run ended; for a hang, what the ranks disagree about."""
+    from distlab.flight import find_hang
+    from distlab.flight.simulated import records_of
+    from distlab.terminal import ranks_in_words
+
+    if done.outcome != "deadlock":
+        return done.explanation
+    hang = find_hang(records_of(done))
+    if hang.kind in ("apart", "agree", "finished"):
+        return done.explanation
+    left = [rank for rank in hang.absent if done.ranks[rank].status == "finished"]
+    if left:
+        has = "has" if len(left) == 1 else "have"
+        return f"{hang.sentence}; {ranks_in_words(left)} {has} already finished"
+    return hang.sentence
+
+
+def _written(
+    done: SimRun, row: Row, html: str, perfetto: str, *, open_it: bool
+) -> dict[str, str]:
+    """Write the files that were asked for; what they are and where."""
+    from distlab.simulated.script_facts import is_long
+    from distlab.trace import to_html, to_perfetto
+
+    pages = {}
+    if (html or open_it) and not is_long(done) and done.world_size <= MAX_PAGE_RANKS:
+        page = Path(html or f"{Path(row['script']).stem}-sim.html")
+        to_html(done, page, title=row["script"], verdict=row["explanation"])
+        pages["timeline"] = str(page)
+        if open_it:
+            open_page(page)
+    if perfetto:
+        to_perfetto(done, Path(perfetto))
+        pages["perfetto"] = perfetto
+    return pages
+
+
+# ── the report ──────────────────────────────────────────────────────────────────────
+
+
+def _report(row: Row) -> list[tuple[str, str]]:
+    n, nodes, each = row["world_size"], row["nodes"], row["ranks_per_node"]
+    where = "on 1 node" if nodes == 1 else f"on {nodes} nodes of {each}"
+    ranks = "1 rank" if n == 1 else f"{n:,} ranks {where}"
+    lines = [("plain", f"{row['script']}: {ranks}, {row['net']}")]
+    if row["fault"]:
+        lines.append(_line("faults", row["fault"]))
+    if row["outcome"] == "finished":
+        lines.append(_line("time", f"{time_words(row['time_s'])} of simulated time"))
+    else:
+        why = f"{row['outcome'].upper()}  {row['explanation']}"
+        lines += [("fail", line) for line in wrapped(why, "  ")]
+    lines += _exposed(row) + _collectives(row) + _path(row)
+    wall = f"(simulated in {row['simulated_in_s']:.2f} s)"
+    return [*lines, ("dim", f"  {wall}")]
+
+
+def _line(name: str, words: str) -> tuple[str, str]:
+    return "plain", f"  {name:<{_COLUMN}} {words}"
+
+
+def _exposed(row: Row) -> list[tuple[str, str]]:
+    """How much of its time a rank waits for communication."""
+    if not row["collectives"] or not row["time_s"]:
+        return []
+    mean, most = row["exposed_s"], row["exposed_most_s"]
+    words = f"{time_words(mean)} per rank ({mean / row['time_s']:.0%} of the time)"
+    if most > 1.01 * mean:
+        words += f"; most on rank {row['exposed_most_rank']}, {time_words(most)}"
+    return [_line("exposed", words)]
+
+
+def _collectives(row: Row) -> list[tuple[str, str]]:
+    """A table of what was called, per rank."""
+    if not row["collectives"]:
+        return [_line("calls", "none of torch.distributed")]
+    head = f"  {'per rank':<22}{'calls':>7}{'bytes':>11}{'under way':>12}"
+    lines = [("dim", f"{head}{'exposed':>11}{'of it late':>12}")]
+    for kind in row["collectives"]:
+        name = kind["op"] + ("" if kind["group"] == "world" else f" ({kind['group']})")
+        times = (kind["under_way_s"], kind["exposed_s"], kind["late_s"])
+        under_way, exposed, late = (
+            "–" if seconds is None else time_words(seconds) for seconds in times
+        )
+        text = f"  {name[:22]:<22}{kind['calls']:>7,}{size_words(kind['bytes']):>11}"
+        lines.append(("plain", f"{text}{under_way:>12}{exposed:>11}{late:>12}"))
+    return lines
+
+
+_KINDS = {"message": "messages", "queue": "queues", "call": "calls", "work": "compute"}
+
+
+def _path(row: Row) -> list[tuple[str, str]]:
+    """What made the run take so long."""
+    spent = row["critical_path"]
+    if not spent or not sum(spent.values()):
+        return []
+    whole = sum(spent.values())
+    parts = [f"{_KINDS[kind]} {seconds / whole:.0%}" for kind, seconds in spent.items()]
+    lines = [_line("critical", ", ".join(parts))]
+    for place in row["critical_lines"]:
+        text = f"{place['seconds'] / whole:.0%} {place['op']}  {place['at']}"
+        lines.append(("dim", f"  {'':<{_COLUMN}} {text}"))
+    return lines

@@ -1,0 +1,164 @@
+"""Figures of a script's simulated run: what its communication cost, and who waited.
+
+All of it is read from the ranks' journals. The k-th collectives of a group's members
+belong together: data moves from when the last of them has called (`last`) until the
+first has seen its end. A rank is exposed to communication while it waits for it,
+
+    compute ──▶ post ─── goes on computing ──▶ wait ▓▓▓▓ exposed ▓▓▓▓ end
+                     last ─────────── under way ──────────────────── end
+
+and what it computes between `post` and `wait` is hidden behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from distlab.comm import Event
+from distlab.runner.autopsy import place_of
+from distlab.sim import SimRun
+from distlab.trace.critical_path import path_of, seconds_by_kind
+from distlab.trace.journals import trace_of
+from distlab.trace.model import NONE, Trace
+
+MAX_EVENTS = 400_000
+"""Of all journals; a longer run has no critical path and no page."""
+_MESSAGES = ("send", "recv")
+_PLACES = 5  # lines of the critical path that are told
+
+Facts = dict[str, Any]
+
+
+@dataclass
+class _Done:
+    """One call of one rank, in seconds of virtual time."""
+
+    call: Event
+    rank: int
+    posted_s: float
+    exposed_s: float = 0.0
+    end_s: float | None = None
+
+
+def facts_of(done: SimRun, per_node: int) -> Facts:
+    """All figures of a run, as plain data; times in seconds, sizes in bytes."""
+    calls = [call for record in done.ranks for call in _calls(record.rank, record)]
+    exposed = [0.0] * done.world_size
+    for call in calls:
+        exposed[call.rank] += call.exposed_s
+    worst = max(range(done.world_size), key=exposed.__getitem__)
+    return {
+        "world_size": done.world_size,
+        "nodes": done.world_size // per_node,
+        "ranks_per_node": per_node,
+        "outcome": done.outcome,
+        "time_s": done.time_s,
+        "exposed_s": sum(exposed) / done.world_size,
+        "exposed_most_s": exposed[worst],
+        "exposed_most_rank": worst,
+        "collectives": list(_by_kind(calls, done.world_size)),
+        "trace_hash": done.trace_hash,
+        **_critical(done),
+    }
+
+
+def is_long(done: SimRun) -> bool:
+    """Whether there are too many calls to draw them."""
+    return sum(len(record.journal) for record in done.ranks) > MAX_EVENTS
+
+
+def _calls(rank: int, record: Any) -> Iterator[_Done]:
+    """The calls of a rank, with how long it waited for each."""
+    calls: dict[int, _Done] = {}
+    waits: dict[int, float] = {}
+    for event in record.journal:
+        number = event["n"]
+        if event["k"] in ("enter", "post"):
+            calls[number] = _Done(event, rank, event["t"])
+            if event["k"] == "enter":
+                waits[number] = event["t"]
+        elif event["k"] == "wait":
+            waits[number] = event["t"]
+        elif number in waits and number in calls:
+            calls[number].exposed_s += event["t"] - waits.pop(number)
+            calls[number].end_s = event["t"]
+    yield from calls.values()
+
+
+def _by_kind(calls: Iterable[_Done], world_size: int) -> Iterator[Facts]:
+    """A row for each operation of each group, the one that is waited for most first."""
+    kinds: dict[tuple[str, str], list[_Done]] = defaultdict(list)
+    for call in calls:
+        if call.call["op"] != "new_group":
+            kinds[call.call["op"], call.call["group"]].append(call)
+    rows = [_row(op, group, found, world_size) for (op, group), found in kinds.items()]
+    yield from sorted(rows, key=lambda row: -row["exposed_s"])
+
+
+def _row(op: str, group: str, calls: list[_Done], world_size: int) -> Facts:
+    by_rank: dict[int, list[_Done]] = defaultdict(list)
+    for call in calls:
+        by_rank[call.rank].append(call)
+    meetings = [
+        [mine[k] for mine in by_rank.values() if k < len(mine)]
+        for k in range(max(map(len, by_rank.values())))
+    ]
+    collective = op not in _MESSAGES
+    under_way = sum(map(_under_way_s, meetings)) if collective else None
+    return {
+        "op": op,
+        "group": group,
+        "ranks": len(by_rank),
+        "calls": max(map(len, by_rank.values())),
+        "bytes": sum(call.call.get("bytes") or 0 for call in calls) // len(by_rank),
+        "under_way_s": under_way,
+        "exposed_s": sum(call.exposed_s for call in calls) / len(by_rank),
+        "late_s": sum(map(_late_s, meetings)) / len(by_rank) if collective else None,
+    }
+
+
+def _under_way_s(meeting: list[_Done]) -> float:
+    """From when all had called until the first saw its end."""
+    ends = [call.end_s for call in meeting if call.end_s is not None]
+    if not ends:
+        return 0.0
+    return max(0.0, min(ends) - max(call.posted_s for call in meeting))
+
+
+def _late_s(meeting: list[_Done]) -> float:
+    """How long its members waited, in all, for those that called later."""
+    last_s = max(call.posted_s for call in meeting)
+    return sum(
+        max(0.0, min(call.exposed_s, last_s - (call.end_s - call.exposed_s)))
+        for call in meeting
+        if call.end_s is not None
+    )
+
+
+def _critical(done: SimRun) -> Facts:
+    """How long the critical path is in each kind of segment, and on which lines."""
+    if done.outcome != "finished" or is_long(done):
+        return {"critical_path": None, "critical_lines": []}
+    trace = trace_of(done)
+    path = path_of(trace)
+    lines: dict[tuple[str, str], float] = defaultdict(float)
+    for part in path:
+        if part.call != NONE:
+            lines[_line(trace, part.call)] += (part.end_ps - part.start_ps) / 1e12
+    longest = sorted(lines.items(), key=lambda item: -item[1])[:_PLACES]
+    return {
+        "critical_path": seconds_by_kind(path),
+        "critical_lines": [
+            {"op": op, "at": at, "seconds": seconds} for (op, at), seconds in longest
+        ],
+    }
+
+
+def _line(trace: Trace, row: int) -> tuple[str, str]:
+    call = trace.calls.row(row)
+    site = trace.sites[call["site"]]
+    place = place_of({"file": site.file, "line": site.line, "via": None})
+    return trace.labels[call["label"]].removeprefix("wait: "), place
