@@ -255,6 +255,19 @@ def explain(
     return explain(asked or piped(), every=every)
 
 
+@app.command(
+    "run",
+    rich_help_panel=MORE,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def run_script(context: typer.Context) -> None:
+    """Run any torch.distributed script as torchrun does, and explain a hang."""
+    from distlab.run.__main__ import main
+
+    raise typer.Exit(main(context.args))
+
+
 @verb("explain-hang", panel=MORE)
 def explain_hang(
     files: Annotated[

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from distlab.comm import ANY
 from distlab.flight.records import Call, Group, Records, elements
 from distlab.runner.autopsy import place
 from distlab.terminal import ranks_in_words
@@ -101,9 +102,12 @@ def spot(call: Call) -> str:
 
 def operation(call: Call) -> str:
     """`all_reduce`, or `recv from rank 2`."""
-    if call.op == "send":
-        return f"send to rank {call.dst}"
-    return f"recv from rank {call.src}" if call.op == "recv" else call.op
+    if call.op not in ("send", "recv"):
+        return call.op
+    peer = f"rank {call.dst if call.op == 'send' else call.src}"
+    peer = "any rank" if ANY in (call.src, call.dst) else peer
+    tag = f" with tag {call.tag}" if call.tag else ""
+    return f"{call.op} {'to' if call.op == 'send' else 'from'} {peer}{tag}"
 
 
 def _described(call: Call, note: str = "") -> str:
@@ -133,7 +137,8 @@ def _groups(records: Records) -> Iterator[Group]:
     yield from dict.fromkeys(call.group for call in calls if call.src is None)
 
 
-def _size(call: Call) -> int:
+def size_of(call: Call) -> int:
+    """The number of elements that must be the same on all ranks, or 0."""
     if call.op in _ANY_SIZE:
         return 0
     return elements(call.outputs if call.op in _BY_OUTPUTS else call.inputs)
@@ -142,7 +147,9 @@ def _size(call: Call) -> int:
 _ASPECTS: tuple[tuple[str, Callable[[Call], Any]], ...] = (
     ("operation", lambda call: call.op),
     ("dtype", lambda call: call.dtype),
-    ("size", _size),
+    ("size", size_of),
+    ("root", lambda call: call.root),
+    ("reduce op", lambda call: call.reduce_op),
 )
 
 
@@ -169,13 +176,20 @@ def _differ(
     calls: dict[int, Call], members: Sequence[int]
 ) -> tuple[str, Callable[[Call], Any]] | None:
     for aspect, of in _ASPECTS:
-        if len({of(call) for call in calls.values()}) > 1:
+        if len({of(call) for call in calls.values()} - {None}) > 1:
             return aspect, of
     some = next(iter(calls.values()))
-    complete = some.op in _ROOTED and _size(some) > 0 and set(members) <= calls.keys()
+    complete = some.op in _ROOTED and size_of(some) > 0 and set(members) <= calls.keys()
     if complete and sum(map(_is_root, calls.values())) != 1:
         return "root", _is_root
     return None
+
+
+def disagreement(records: Records, calls: dict[int, Call]) -> Hang | None:
+    """What these calls of one number of a group differ in; None if they agree."""
+    group = next(iter(calls.values())).group
+    differ = _differ(calls, ())
+    return _mismatch(records, group, calls, *differ) if differ else None
 
 
 def _is_root(call: Call) -> bool:
@@ -197,10 +211,16 @@ def _mismatch(
     told = []
     for ranks in sides.values():
         call = calls[ranks[0]]
-        is_root = differ == "root" and _is_root(call)
-        told.append((ranks, _described(call, "as the root" if is_root else "")))
+        note = ""
+        if differ == "reduce op":
+            note = f"with {call.reduce_op}"
+        elif differ == "root" and call.root is not None:
+            note = f"with root {call.root}"
+        elif of is _is_root and _is_root(call):
+            note = "as the root"
+        told.append((ranks, _described(call, note)))
     text = _sides(told, calls)
-    if differ == "root" and not any(map(_is_root, calls.values())):
+    if of is _is_root and not any(map(_is_root, calls.values())):
         text += ", and no rank is the root"
     number = next(iter(calls.values())).number
     return Hang(
@@ -232,13 +252,14 @@ def _and_absent(records: Records, absent: Sequence[int]) -> str:
     """What is known of members that did not make the call."""
     silent = [rank for rank in absent if rank in records.dumps]
     lost = [rank for rank in absent if rank not in records.dumps]
+    lost = [] if records.is_live else lost
     text = f", {ranks_in_words(silent)} never called it" if silent else ""
     return text + (f", {ranks_in_words(lost)} left no dump" if lost else "")
 
 
 # ── messages ────────────────────────────────────────────────────────────────────────
 
-_Pair = tuple[Group, int, int]
+_Pair = tuple[Group, int, int, int]  # the last is the tag
 
 
 def _messages(records: Records) -> Iterator[tuple[_Pair, Call | None, Call | None]]:
@@ -247,9 +268,9 @@ def _messages(records: Records) -> Iterator[tuple[_Pair, Call | None, Call | Non
     for dump in records.dumps.values():
         for call in dump.calls:
             if call.src is not None and call.dst is not None:
-                ends[call.group, call.src, call.dst][call.op].append(call)
+                ends[call.group, call.src, call.dst, call.tag][call.op].append(call)
     for pair, by_op in ends.items():
-        _, src, dst = pair
+        _, src, dst, _ = pair
         both = [records.dumps[rank] for rank in (src, dst) if rank in records.dumps]
         sends, recvs = by_op["send"], by_op["recv"]
         if not all(dump.whole for dump in both):
@@ -263,7 +284,7 @@ def _messages(records: Records) -> Iterator[tuple[_Pair, Call | None, Call | Non
 
 
 def _unlike_messages(records: Records) -> Iterator[Hang]:
-    for (_, src, dst), send, recv in _messages(records):
+    for (_, src, dst, _), send, recv in _messages(records):
         if send is None or recv is None:
             continue
         sent = elements(send.inputs or send.outputs), send.dtype
@@ -305,16 +326,18 @@ def _waits(records: Records) -> Iterator[_Wait]:
             if waiting and absent:
                 yield _Wait(waiting, absent)
                 break
-    for (_, src, dst), send, recv in _messages(records):
+    for (_, src, dst, _), send, recv in _messages(records):
         if send is not None and recv is None and not send.done:
             yield _Wait({src: send}, (dst,))
         if recv is not None and send is None and not recv.done:
-            yield _Wait({dst: recv}, (src,))
+            others = [r for r in records.members(recv.group) if r != dst]
+            yield _Wait({dst: recv}, tuple(others) if src == ANY else (src,))
 
 
 def _call_title(records: Records, call: Call) -> str:
     if call.src is not None:
-        return f"a message from rank {call.src} to rank {call.dst}"
+        source = "any rank" if call.src == ANY else f"rank {call.src}"
+        return f"a message from {source} to rank {call.dst}"
     return f"call {call.number} of {records.name(call.group)}"
 
 
@@ -330,6 +353,8 @@ def _absent(records: Records, wait: _Wait, guilty: list[int]) -> Hang:
     if first.op in ("send", "recv"):
         never = f"never called {'recv' if first.op == 'send' else 'send'}"
     text = f"{_waiting_text(records, wait)}, {ranks_in_words(guilty)} {never}"
+    if len(guilty) > 1 and records.ended.issuperset(guilty):
+        text += " and have ended"
     if len(guilty) == 1:
         text += f" and {_last_text(records, guilty[0], first.group)}"
     lost = [rank for rank in wait.absent if rank not in records.dumps]
@@ -342,10 +367,12 @@ def _absent(records: Records, wait: _Wait, guilty: list[int]) -> Hang:
 def _last_text(records: Records, rank: int, group: Group) -> str:
     """What a rank did last, with the group unless the sentence has named it."""
     last = current_call(records, rank)
+    if rank in records.ended:
+        return "has ended" + (f"; its last call was {_described(last)}" if last else "")
     if last is None:
         return "has no call on record"
     title = ""
-    if last.src is None:
+    if last.src is None and last.number:
         known = last.group == group
         title = f"call {last.number}, " if known else f"{_call_title(records, last)}, "
     return f"{'last made' if last.done else 'is in'} {title}{_described(last)}"

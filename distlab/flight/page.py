@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distlab.flight.hang import Hang, current_call, operation, spot
@@ -38,22 +39,29 @@ def page(records: Records, hang: Hang) -> list[Line]:
     """The finding for people, as (style, line) pairs."""
     style = "pass" if hang.kind == "finished" else "fail"
     lines = [(style, hang.sentence), ("plain", "")]
-    rows = [_TITLES, *_rows(records, hang)]
+    lines += table([_TITLES, *_rows(records, hang)])
+    notes = notes_on(records, hang)
+    return lines + [("plain", "")] * bool(notes) + [("dim", note) for note in notes]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[Line]:
+    """Rows of cells as lines, the first as titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
     for number, row in enumerate(rows):
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         lines.append(("dim" if not number else "plain", "  ".join(cells).rstrip()))
-    notes = notes_on(records, hang)
-    return lines + [("plain", "")] * bool(notes) + [("dim", note) for note in notes]
+    return lines
 
 
 def notes_on(records: Records, hang: Hang) -> list[str]:
     """What to look at first, and what these dumps cannot show."""
     notes = [_ADVICE[hang.differ or hang.kind]] if hang.kind != "finished" else []
     backends = {dump.backend for dump in records.dumps.values()}
-    if "gloo" in backends and hang.kind in ("absent", "finished"):
+    is_gloo = "gloo" in backends and not records.is_live
+    if is_gloo and hang.kind in ("absent", "finished"):
         notes.append(_GLOO)
-    if hang.kind == "agree" and _has_root(hang):
+    if hang.kind == "agree" and _has_root(hang) and not records.is_live:
         notes.append(_ROOTS)
     return notes
 
@@ -72,6 +80,8 @@ def _shown_call(records: Records, hang: Hang, rank: int) -> Call | None:
 
 
 def _state(records: Records, rank: int, call: Call | None) -> str:
+    if rank in records.ended:
+        return "has ended"
     if rank not in records.dumps:
         return "no dump"
     if call is None:

@@ -88,6 +88,9 @@ class Call:
     done: bool
     created_ns: int
     place: tuple[str, int] | None
+    tag: int = 0
+    root: int | None = None
+    reduce_op: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -119,6 +122,12 @@ class Records:
     dumps: dict[int, Dump]
     world_size: int
     names: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    """Of groups that are none of torch's: what a sentence calls them."""
+    ended: frozenset[int] = frozenset()
+    """The ranks whose processes are known to have ended."""
+    is_live: bool = False
+    """Messages are on record too, because we recorded them ourselves."""
 
     @property
     def missing(self) -> list[int]:
@@ -139,6 +148,8 @@ class Records:
     def name(self, group: Group) -> str:
         """How a sentence names the group."""
         name, ranks = group
+        if name in self.titles:
+            return self.titles[name]
         told = self.names.get(name, "")
         if told == _DEFAULT:
             return "the default group"
@@ -201,7 +212,7 @@ def _read(path: Path) -> Dump:
             f"version {_VERSION}: read it with the torch that wrote it"
         )
     try:
-        return _dump(path, int(rank[1] or rank[2]), value)
+        return dump_of(path, int(rank[1] or rank[2]), value)
     except _BROKEN as error:
         raise ValueError(
             f"{path} is damaged: {type(error).__name__}: {error}"
@@ -236,7 +247,8 @@ def _load(path: Path) -> Any:
         ) from None
 
 
-def _dump(path: Path, rank: int, value: dict[str, Any]) -> Dump:
+def dump_of(path: Path, rank: int, value: dict[str, Any]) -> Dump:
+    """Read the record of one rank, as torch's flight recorder gives it."""
     entries = value["entries"]
     members = {
         str(name): tuple(map(int, json.loads(str(config["ranks"]))))
@@ -283,7 +295,7 @@ def _call(
         rank=rank,
         group=(name, ranks),
         number=int(entry["p2p_seq_id" if peers else "collective_seq_id"]),
-        op=peers[1] if peers else _FUNCTIONS.get(told, told),
+        op=peers[1] if peers else entry.get("op") or _FUNCTIONS.get(told, told),
         src=src,
         dst=dst,
         inputs=inputs,
@@ -292,6 +304,8 @@ def _call(
         done=state == "completed" or (backend == "gloo" and bool(entry["retired"])),
         created_ns=int(entry["time_created_ns"]),
         place=own_frame(tuple(frames[::-1])),
+        root=entry.get("root"),
+        reduce_op=entry.get("reduce_op") or None,
     )
 
 

@@ -21,7 +21,7 @@ usage: python -m distlab.launch [flags] script.py [arguments of the script]
 
 Starts the ranks of script.py, with the environment that torchrun gives them.
 
-  --nproc-per-node N     ranks on this node (1), or auto, gpu, cpu for one on each
+  -n, --nproc-per-node N ranks on this node (1), or auto, gpu, cpu for one on each
   --max-restarts N       restart all ranks after a failure, at most N times (0); exit
                          code 2 means that the script was called incorrectly, so we
                          don't restart
@@ -47,6 +47,12 @@ what the launcher itself says is on stderr:
                          copy lines that contain a text to filtered_<stream>.log
   --monitor FOLDER       record the steps of all ranks without changing the script;
                          `distlab top FOLDER` shows them
+  --explain-hangs        record the ranks' calls. If the ranks hang, say within about
+                         a second which of them disagree, and in which lines
+  --on-hang WHAT         then end the job (abort), count it as a failure (restart), or
+                         leave the ranks as they are (report)
+  --no-progress S        after S seconds without a call, say where every rank is (60)
+  --hang-report FILE     write the report as JSON too; --hang-stacks prints the stacks
   --also PLACES          send them to tensorboard, prometheus, prometheus:PORT too
   --role NAME            ROLE_NAME of the ranks (default)
 

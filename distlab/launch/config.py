@@ -16,6 +16,7 @@ from typing import Any
 from distlab.launch.output import Output
 
 BACKENDS = ("gloo", "nccl", "tcp")
+ON_HANG = ("abort", "restart", "report")
 RUN_AS = ("script", "module", "command", "path")
 HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # as torchrun
 DEFAULT_PORT = 29500  # torchrun's
@@ -88,6 +89,16 @@ class LaunchConfig:
     """A new folder for records of the ranks' steps, which `distlab top` shows."""
     also: tuple[str, ...] = ()
     """With monitor: also send them to places such as prometheus:9400."""
+    explain_hangs: bool = False
+    """Record the ranks' calls; on a hang, say which ranks disagree and where."""
+    on_hang: str = "abort"
+    """Then `abort` the job, count it as a failure (`restart`), or only `report` it."""
+    no_progress: float = 60.0
+    """With explain_hangs: say where every rank is after this long without a call."""
+    hang_report: str | Path | None = None
+    """With explain_hangs: a JSON file for the report."""
+    hang_stacks: bool = False
+    """With explain_hangs: print Python's stacks of all ranks too."""
     standby: int | None = None
     """Processes that wait to replace a rank that dies, while the other ranks stay."""
     elastic: str | None = None
@@ -113,6 +124,9 @@ class LaunchConfig:
             raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
         if self.run_as not in RUN_AS:
             raise LaunchError(f"run_as is {self.run_as!r}; there are {RUN_AS}")
+        if self.on_hang not in ON_HANG:
+            known = ", ".join(ON_HANG)
+            raise LaunchError(f"on_hang is {self.on_hang!r}; there are {known}")
         if self.also and self.monitor is None:
             raise LaunchError("also is given, but no monitor: name a folder")
         self._expect_signals()
@@ -197,7 +211,7 @@ class LaunchConfig:
     def _expect_seconds(self) -> None:
         may_be_zero = ("grace_period", "join_grace")
         others = ("monitor_interval", "start_timeout", "last_call", "freeze_timeout")
-        for name in (*others, "node_timeout", *may_be_zero):
+        for name in (*others, "node_timeout", "no_progress", *may_be_zero):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not abs(value) < math.inf:
                 raise LaunchError(f"{name} is {value!r}, must be a number of seconds")
@@ -242,7 +256,9 @@ class LaunchConfig:
                 f"{name} keeps both streams of a rank in one file: redirect both or "
                 "neither, and drop --duplicate-stdout-filters"
             )
-        for option in ("virtual_local_rank", "numa_binding", "monitor"):
+        for option in (
+            *("virtual_local_rank", "numa_binding", "monitor", "explain_hangs"),
+        ):
             if getattr(self, option):
                 flag = option.replace("_", "-")
                 raise LaunchError(f"{name} does not support --{flag}; drop it")

@@ -22,6 +22,7 @@ from distlab.given.launching import (
 )
 from distlab.launch.config import LaunchConfig
 from distlab.launch.decisions import LAUNCH, Decisions
+from distlab.launch.hangs import Hangs
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal
 from distlab.launch.nodes import NodeLost, Said
@@ -33,12 +34,14 @@ from distlab.launch.report import (
     apart,
     gave_up,
     going_on,
+    hung,
     interrupted,
     not_restarting,
     restarting,
 )
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
+from distlab.recorder.recorder import FAILED
 
 Say = Callable[[str], None]
 
@@ -58,7 +61,9 @@ class Hub:
         store: Store,
         stage: Stage | None,
         say: Say,
+        hangs: Hangs | None = None,
     ) -> None:
+        self._hangs = hangs
         self._config, self._decisions = config, decisions
         self._on = decisions.launcher(config)
         self._ranks, self._logs, self._terminal = ranks, logs, terminal
@@ -177,6 +182,8 @@ class Hub:
         if starts and self._failure is not None and self._failure.is_usage_error:
             self._say(not_restarting(self._failure))
             return self._failure.code
+        if starts and self._has_hung and self._config.on_hang == "abort":
+            return FAILED
         if starts:
             self._start(starts)
         for action in actions:
@@ -211,8 +218,10 @@ class Hub:
         self._alive.update(ranks)
         if self._stage:
             ranks = self._met(self._stage, ranks)
-        if not ranks:
-            return
+        if ranks:
+            self._start_all(ranks, generation)
+
+    def _start_all(self, ranks: list[int], generation: int) -> None:
         meeting = Meeting(
             address=self._config.master_addr,
             port=self._store.port,
@@ -220,6 +229,8 @@ class Hub:
             nodes=tuple(self._stage.members) if self._stage else (),
         )
         self._store.begin()
+        if self._hangs:
+            self._hangs.begin(self._store.port, self._num_ranks, generation)
         for rank in ranks:
             if rank in self._logs:
                 self._ranks.start(rank, meeting)
@@ -271,6 +282,8 @@ class Hub:
         text = ""
         if self._stopped_by:
             text = interrupted(self._stopped_by, code)
+        elif code and self._has_hung:
+            text = hung(code)
         elif code:
             self._failure = self._first_recorded(self._failure)
             text = gave_up(self._failure, code, self._generation)
@@ -309,6 +322,10 @@ class Hub:
                     record=record,
                 )
         return failure
+
+    @property
+    def _has_hung(self) -> bool:
+        return self._hangs is not None and self._hangs.finding is not None
 
     @property
     def _num_ranks(self) -> int:

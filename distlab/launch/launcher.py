@@ -23,6 +23,7 @@ from distlab.launch.elastic_decisions import ElasticDecisions, forget_resize
 from distlab.launch.expectations import expect_program, expect_resources
 from distlab.launch.follower import Follower
 from distlab.launch.forked import Forked
+from distlab.launch.hangs import Hangs
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Folder, Log, Terminal, open_logs
@@ -105,7 +106,10 @@ class DistributedLauncher:
                 stack.callback(monitored.close)
                 for line in monitored.lines:
                     _say(f"{PREFIX} figures: {line}\n")
-            ranks = Ranks(config, command, logs, inbox.queue, monitored)
+            hangs = Hangs(config) if config.explain_hangs else None
+            if hangs is not None:
+                stack.callback(hangs.close)
+            ranks = Ranks(config, command, logs, inbox.queue, monitored, hangs)
             stack.callback(ranks.kill)
             if store is None:
                 return Follower(
@@ -126,6 +130,7 @@ class DistributedLauncher:
                 store=store,
                 stage=stage,
                 say=_say,
+                hangs=hangs,
             )
             return _with_farewell(hub, stage, ranks, inbox)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distlab.launch.config import LOOPBACK, LaunchError
+from distlab.launch.config import LOOPBACK, ON_HANG, LaunchError
 from distlab.launch.output import PREFIX, Output, streams, texts
 
 C10D_PORT = 29400  # torchrun's default for an --rdzv-endpoint without a port
@@ -195,6 +195,11 @@ OURS: dict[str, Option] = {
     "backend": Option(must_be="gloo, nccl or tcp"),
     "monitor": Option(must_be="a folder"),
     "also": Option(read=signals, must_be="places such as prometheus:9400"),
+    "explain_hangs": Option(is_flag=True),
+    "on_hang": Option(read=choice(*ON_HANG), must_be=", ".join(ON_HANG)),
+    "no_progress": Option(read=float, must_be=_SECONDS),
+    "hang_report": Option(must_be="a file"),
+    "hang_stacks": Option(is_flag=True),
     "grace_period": Option(read=float, must_be=_SECONDS),
     "start_timeout": Option(read=float, must_be=_SECONDS),
     "last_call": Option(read=float, must_be=_SECONDS),
@@ -208,7 +213,7 @@ OURS: dict[str, Option] = {
     "use_env": Option(is_flag=True),  # from torch.distributed.launch; always on
 }
 OPTIONS = {**TORCHRUNS, **OURS}
-SHORT = {"m": "module", "r": "redirects", "t": "tee"}
+SHORT = {"n": "nproc_per_node", "m": "module", "r": "redirects", "t": "tee"}
 
 
 def find(flag: str) -> str:

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from distlab.given.launching import Ended
 from distlab.launch import boot
 from distlab.launch.config import LaunchConfig, LaunchError
+from distlab.launch.hangs import Hangs
 from distlab.launch.interfaces import interface_to
 from distlab.launch.logs import Log
 from distlab.launch.monitored import Monitored
@@ -57,8 +58,9 @@ class Ranks:
         logs: Mapping[int, Log],
         inbox: SimpleQueue[object],
         monitored: Monitored | None = None,
+        hangs: Hangs | None = None,
     ) -> None:
-        self._monitored = monitored
+        self._monitored, self._hangs = monitored, hangs
         self._config, self._command = config, list(command)
         self._logs, self._inbox = logs, inbox
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -75,6 +77,8 @@ class Ranks:
         variables = rank_variables(self._config, rank, meeting, os.environ)
         if self._monitored:
             variables |= self._monitored.variables(meeting.generation, variables)
+        if self._hangs:
+            variables |= self._hangs.variables(variables)
         variables[ERROR_FILE] = str(log.error_file.absolute())
         try:
             process = subprocess.Popen(

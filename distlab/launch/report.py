@@ -129,6 +129,13 @@ def apart(world_size: int) -> str:
     )
 
 
+def hung(code: int) -> str:
+    """Return a line that says the job was ended because its ranks couldn't go on."""
+    return (
+        f"{PREFIX} ended the ranks, because none of them can go on; exit code {code}\n"
+    )
+
+
 def interrupted(number: int, code: int) -> str:
     """Return a line that says somebody stopped the job."""
     return f"{PREFIX} stopped by {name_of_signal(number)}; exit code {code}\n"

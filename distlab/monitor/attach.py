@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.abc
-import importlib.util
 import json
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distlab.attached import after_import
+from distlab.attached import variables as attaching
 from distlab.monitor.memory import peak_resident_bytes
 from distlab.monitor.records import StepRecord
 
@@ -33,9 +33,7 @@ EVERY = 10  # steps in a record
 
 def variables(folder: Path, step: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment with which a rank's steps are recorded."""
-    own = str(Path(__file__).with_name("attached"))
-    path = os.pathsep.join(filter(None, [own, inherited.get("PYTHONPATH", "")]))
-    return {FOLDER: str(folder), STEP: str(step), "PYTHONPATH": path}
+    return {FOLDER: str(folder), STEP: str(step), **attaching(__name__, inherited)}
 
 
 class Steps:
@@ -128,30 +126,7 @@ def attach() -> None:
         "torch.utils.data.dataloader": lambda module: _watch_loaders(module, steps),
         "torch.utils.data.distributed": lambda module: _watch_sampler(module, steps),
     }
-    sys.meta_path.insert(0, _Finder(attached))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls a function with a module, once it is imported."""
-
-    def __init__(self, attached: dict[str, Callable[[Any], None]]) -> None:
-        self._attached = attached
-
-    def find_spec(self, name: str, path: Sequence[str] | None, _: Any = None) -> Any:
-        """The module's own spec, whose loader calls the function after it."""
-        call = self._attached.pop(name, None)
-        spec = importlib.util.find_spec(name) if call else None
-        if call is None or spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        run = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            call(module)
-
-        loader.exec_module = exec_module
-        return spec
+    after_import(attached)
 
 
 def _watch_loaders(module: Any, steps: Steps) -> None:

@@ -25,11 +25,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from distlab.comm import ANY, COLLECTIVES, Event
+from distlab.comm import ANY, Event
 from distlab.runner.asking import ASKS
 
 Channel = tuple[str, int, int, int]  # group, source, destination, tag
 Act = tuple[str, int | None, object]  # which collective, its root, what it moves
+_MESSAGES = frozenset({"send", "isend", "recv", "irecv", "sendrecv"})
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Board:
     def _start(self, rank: int, event: Event) -> list[_Need]:
         op, group = event["op"], event["group"]
         self._members[group] = event["members"]
-        if op in COLLECTIVES:
+        if op not in _MESSAGES:
             return [self._start_collective(rank, event)]
         needs = []
         if op in ("send", "isend", "sendrecv"):

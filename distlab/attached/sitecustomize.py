@@ -1,12 +1,14 @@
-"""Python imports this before a rank's script: it attaches the monitor to torch.
+"""Python imports this before a rank's script, to attach the monitor and the recorder.
 
 If there is another sitecustomize, it runs too.
 
 Source: docs.python.org/3/library/site.html, sitecustomize.
 """
 
+import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -22,10 +24,9 @@ def _run_other() -> None:
 
 def _attach() -> None:
     if importlib.util.find_spec("distlab") is None:
-        sys.path.append(str(_HERE.parents[2]))
-    from distlab.monitor.attach import attach
-
-    attach()
+        sys.path.append(str(_HERE.parents[1]))
+    for name in filter(None, os.environ.get("DISTLAB_ATTACH", "").split(",")):
+        importlib.import_module(name).attach()
 
 
 _attach()

@@ -1,0 +1,373 @@
+"""Judge a running job by what its ranks have posted: is it a hang, and which one?
+
+    posts ──▶ Board.stuck     no rank that is alive can go on: this is the proof
+          ──▶ find_hang       what they disagree about: this is the sentence
+
+A post is true of the moment at which its rank stood still, and the counts in it only
+ever grow. So one reading of all posts is enough, although they were written at
+different times: if a rank had moved on since, then a counterpart of its call would have
+been started before, by a rank whose post lists it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from distlab.comm import Event
+from distlab.flight.hang import Hang, disagreement, find_hang, size_of
+from distlab.flight.records import Call, Dump, Group, Records, Sizes, dump_of
+from distlab.runner.asking import ASKS
+from distlab.runner.board import Board
+
+Post = Mapping[str, Any]
+"""What `distlab.recorder.recorder` writes."""
+
+_STORE = "store"
+_UNKNOWN = "?"  # a call before the first that is on record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The verdict on a job, with the posts that it rests on."""
+
+    status: Literal["deadlock", "mismatch"]
+    hang: Hang
+    records: Records
+    posts: Mapping[int, Post]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that the sentence names."""
+        return sorted({*self.hang.calls, *self.hang.absent})
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """No rank has made a call for this long; nothing is proved."""
+
+    seconds: float
+    posts: Mapping[int, Post]
+    world_size: int
+
+
+def find(
+    posts: Mapping[int, Post], world_size: int, *, is_late: bool = False
+) -> Finding | None:
+    """Return the hang if the posts prove one.
+
+    A rank that holds back a call because others have called something else is proof
+    enough. The sentence is better once all ranks stand still, so we wait for that until
+    `is_late`.
+    """
+    if any(post["state"] == "failed" for post in posts.values()):
+        return None  # the launcher tells, and the job ends
+    alive = [rank for rank in range(world_size) if _state(posts, rank) != "ended"]
+    are_still = all(_state(posts, rank) == "still" for rank in alive)
+    held_back = [post for post in posts.values() if holds_back(post)]
+    if held_back and (are_still or is_late):
+        return _at_the_call(posts, held_back[0], world_size)
+    if not alive or not are_still or held_back:
+        return None
+    records = records_of(posts, world_size)
+    if not _Proof(posts, records).holds(alive):
+        return None
+    hang = find_hang(records)
+    status: Literal["deadlock", "mismatch"] = "deadlock"
+    if hang.kind == "mismatch":
+        status = "mismatch"
+    return Finding(status=status, hang=hang, records=records, posts=posts)
+
+
+def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
+    """Return the posts of ranks that stand still or have ended, as dumps."""
+    dumps = {rank: _dump(post) for rank, post in posts.items() if "dump" in post}
+    names = {key: name for dump in dumps.values() for key, name in dump.names.items()}
+    return Records(
+        dict(sorted(dumps.items())),
+        world_size,
+        names,
+        titles={
+            "init": "the job",
+            _STORE: "the store",
+            **{act["group"]: act["op"] for p in posts.values() for act in _meetings(p)},
+        },
+        ended=frozenset(r for r, p in posts.items() if p["state"] == "ended"),
+        is_live=True,
+    )
+
+
+def _state(posts: Mapping[int, Post], rank: int) -> str:
+    return str(posts[rank]["state"]) if rank in posts else ""
+
+
+def _acts(post: Post) -> list[dict[str, Any]]:
+    """The calls in which the rank's threads wait."""
+    return [t["act"] for t in post["threads"] if t["act"] is not None]
+
+
+def _meetings(post: Post) -> list[dict[str, Any]]:
+    return list(post.get("meetings", ()))
+
+
+def holds_back(post: Post) -> bool:
+    """Return True if the rank has a call that it hasn't started."""
+    return post["state"] == "still" and any(act["others"] for act in _acts(post))
+
+
+# ── posts as dumps ──────────────────────────────────────────────────────────────────
+
+
+def _dump(post: Post) -> Dump:
+    rank = int(post["rank"])
+    dump = dump_of(Path(f"rank_{rank}"), rank, post["dump"])
+    calls = list(dump.calls)
+    calls += [_of_act(rank, act) for act in _meetings(post)]
+    for log in (*post["sends"], *post["recvs"]):
+        calls += [_of_act(rank, act) for act in log["newest"]]
+    for act in _acts(post):
+        if act["kind"] == "collective" and act["op_id"] is None:
+            calls.append(_of_act(rank, act, _last(dump, act["group"]) + 1))
+        elif act["kind"] == _STORE:
+            calls.append(_of_act(rank, act))
+    inside = [t["place"] for t in post["threads"] if _is_inside_torch(t) and t["place"]]
+    if inside:  # backward(), for example: torch has started these calls by itself
+        where = (inside[0][0], inside[0][1])
+        calls = [
+            replace(call, place=where) if not (call.done or call.place) else call
+            for call in calls
+        ]
+    return replace(dump, calls=tuple(calls), whole=True)
+
+
+def _is_inside_torch(thread: Mapping[str, Any]) -> bool:
+    return thread["act"] is not None and thread["act"]["kind"] == "unfinished"
+
+
+def _last(dump: Dump, group: str) -> int:
+    """The number of the last collective of a group."""
+    return max(
+        (c.number for c in dump.calls if c.group[0] == group and c.src is None),
+        default=0,
+    )
+
+
+def _of_act(rank: int, act: Mapping[str, Any], number: int | None = None) -> Call:
+    kind, group = act["kind"], (act["group"], tuple(act["members"]))
+    op, src, dst, tag = act["op"], None, None, 0
+    if kind == _STORE:
+        op, group = f'{act["op"]}("{act["group"]}")', (_STORE, (rank,))
+    if act["channel"]:
+        _, src, dst, tag = act["channel"]
+    place = act["place"]
+    return Call(
+        rank=rank,
+        group=group,
+        number=act["number"] if number is None else number,
+        op=op,
+        src=src,
+        dst=dst,
+        inputs=_sizes(act["inputs"]),
+        outputs=_sizes(act["outputs"]),
+        dtype=act["dtype"],
+        done=bool(act["done"]),
+        created_ns=act["created_ns"],
+        place=(place[0], place[1]) if place else None,
+        tag=tag,
+        root=act["root"],
+        reduce_op=act["reduce_op"] or None,
+    )
+
+
+def _sizes(value: Any) -> Sizes:
+    return tuple(tuple(map(int, size)) for size in value)
+
+
+# ── the proof ───────────────────────────────────────────────────────────────────────
+
+
+class _Proof:
+    """Feeds a Board with the posts, as if they were journals."""
+
+    def __init__(self, posts: Mapping[int, Post], records: Records) -> None:
+        self._posts, self._records = posts, records
+        self._board = Board(records.world_size)
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._num_events: dict[int, int] = defaultdict(int)
+
+    def holds(self, alive: list[int]) -> bool:
+        """Return True if none of these ranks can go on."""
+        for group, ranks in self._collectives().items():
+            self._feed_collectives(group, ranks)
+        self._feed_messages()
+        return all(map(self._seat, alive)) and bool(self._board.stuck(alive))
+
+    def _record(self, rank: int, key: tuple[Any, ...], **facts: Any) -> None:
+        self._num_events[rank] += 1
+        number = self._numbers[rank, *key] = self._num_events[rank]
+        absent = dict.fromkeys(("root", "src", "dst", "shape", "dtype"))
+        event: Event = {"k": "post", "n": number, "tag": 0, **absent, **facts}
+        self._board.record(rank, event)
+
+    def _collectives(self) -> dict[Group, dict[int, dict[int, Call]]]:
+        found: dict[Group, dict[int, dict[int, Call]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        for rank, dump in self._records.dumps.items():
+            for call in dump.calls:
+                if call.src is None and call.group[0] != _STORE:
+                    found[call.group][rank].setdefault(call.number, call)
+        return found
+
+    def _feed_collectives(
+        self, group: Group, ranks: dict[int, dict[int, Call]]
+    ) -> None:
+        members = self._records.members(group)
+        last = [max(ranks.get(rank, {}), default=0) for rank in members]
+        first = max(1, min(last) - 1)
+        for rank in members:
+            calls = ranks.get(rank, {})
+            for number in range(first, max(calls, default=0) + 1):
+                call = calls.get(number)
+                self._record(
+                    rank,
+                    (group[0], number),
+                    op=call.op if call else _UNKNOWN,
+                    group=repr(group),
+                    members=members,
+                    **({} if call is None else _moved(call)),
+                )
+
+    def _feed_messages(self) -> None:
+        logs: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {
+            "send": {},
+            "recv": {},
+        }
+        for post in self._posts.values():
+            for op, key in (("send", "sends"), ("recv", "recvs")):
+                for log in post.get(key, ()):
+                    logs[op][tuple(log["channel"])] = log
+        waited = [act for p in self._posts.values() for act in _acts(p)]
+        for channel in {*logs["send"], *logs["recv"]}:
+            counts = {op: logs[op].get(channel, {}).get("count", 0) for op in logs}
+            waiting = [
+                act["number"]
+                for act in waited
+                if act["channel"] and tuple(act["channel"]) == channel
+            ]
+            first = min(*counts.values(), *(number - 1 for number in waiting))
+            group, src, dst, tag = channel
+            for op, end in (("send", src), ("recv", dst)):
+                for number in range(first + 1, counts[op] + 1):
+                    members = self._members_of(group)
+                    self._record(
+                        end,
+                        (channel, op, number),
+                        op=op,
+                        group=group,
+                        members=members,
+                        src=src,
+                        dst=dst,
+                        tag=tag,
+                    )
+
+    def _members_of(self, group: str) -> list[int]:
+        for post in self._posts.values():
+            for log in (*post.get("sends", ()), *post.get("recvs", ())):
+                for act in log["newest"]:
+                    if act["group"] == group:
+                        return list(act["members"])
+        return list(range(self._records.world_size))
+
+    def _seat(self, rank: int) -> bool:
+        """Sit the rank's threads down in their calls; False if one isn't known."""
+        seats = [
+            seat for act in _acts(self._posts[rank]) for seat in self._of(rank, act)
+        ]
+        if not seats or None in seats:
+            return False
+        for thread, seat in enumerate(seats):
+            assert seat is not None
+            event, asks = seat
+            event |= {"thread": thread, "threads": len(seats)}
+            if asks:
+                self._board.ask(rank, event)
+            else:
+                self._board.record(rank, event)
+        return True
+
+    def _of(
+        self, rank: int, act: Mapping[str, Any]
+    ) -> Iterator[tuple[Event, bool] | None]:
+        timeout_s = 0.0 if act["gives_up"] else None
+        if act["kind"] == _STORE:
+            number = -1 - len(self._numbers)
+            limit_s = float("inf") if timeout_s is None else timeout_s
+            yield {"k": ASKS, "n": number, "timeout_s": limit_s}, True
+            return
+        for key in self._keys(rank, act):
+            number = self._numbers.get((rank, *key), 0)
+            event = {"k": "wait", "n": number, "timeout_s": timeout_s}
+            yield (event, False) if number else None
+
+    def _keys(self, rank: int, act: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The calls that a thread waits for, as the board knows them."""
+        dump, post = self._records.dumps[rank], self._posts[rank]
+        if act["kind"] in ("send", "recv"):
+            yield (tuple(act["channel"]), act["kind"], act["number"])
+        elif act["kind"] == "meeting":
+            yield (act["group"], act["number"])
+        elif act["kind"] == "unfinished":
+            under_way = [c for c in dump.calls if c.src is None and not c.done]
+            for call in under_way:
+                if call.group[0] not in self._records.titles:
+                    yield (call.group[0], call.number)
+            if not under_way:
+                yield ()
+        elif act["op_id"] is None:
+            last = [c for c in dump.calls if c.group[0] == act["group"] and not c.done]
+            yield (act["group"], max((c.number for c in last), default=0))
+        else:
+            number = next(
+                (
+                    int(entry["collective_seq_id"])
+                    for entry in post["dump"]["entries"]
+                    if str(entry["process_group"][0]) == act["group"]
+                    and entry["op_id"] == act["op_id"]
+                    and not entry["retired"]
+                ),
+                0,
+            )
+            yield (act["group"], number)
+
+
+def _moved(call: Call) -> dict[str, Any]:
+    size = size_of(call)
+    return {"shape": (size,), "dtype": call.dtype} if size else {}
+
+
+# ── a call held back ────────────────────────────────────────────────────────────────
+
+
+def _at_the_call(
+    posts: Mapping[int, Post], post: Post, world_size: int
+) -> Finding | None:
+    """The verdict on a call that its rank has compared before it started it."""
+    act = next(act for act in _acts(post) if act["others"])
+    rank = int(post["rank"])
+    records = records_of(posts, world_size)
+    number = _last(records.dumps[rank], act["group"])
+    calls = {rank: _of_act(rank, act, number)}
+    for other in act["others"]:
+        calls[other["rank"]] = _of_act(other["rank"], {**act, **other}, number)
+    for other_rank, dump in records.dumps.items():
+        for call in dump.calls:
+            if call.group == calls[rank].group and call.number == number:
+                calls.setdefault(other_rank, call)
+    hang = disagreement(records, dict(sorted(calls.items())))
+    if hang is None:
+        return None
+    return Finding(status="mismatch", hang=hang, records=records, posts=posts)

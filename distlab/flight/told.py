@@ -1,0 +1,176 @@
+"""Tell what a watch has found: as lines, and as a JSON file for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distlab.flight.live import Finding, Post, Quiet
+from distlab.flight.page import Line, as_json, page, table
+from distlab.flight.watch import Told
+from distlab.runner.autopsy import place
+from distlab.terminal import ranks_in_words
+
+PREFIX = "[distlab]"
+_STATUS = "no-progress"
+
+
+def tell_on_stderr(report: str | Path | None, *, with_stacks: bool = False) -> Told:
+    """Return a function that prints a finding, and writes it to `report` as JSON."""
+
+    def tell(found: Finding | Quiet) -> None:
+        lines = lines_of(found)
+        if with_stacks:
+            lines += stacks_of(found.posts)
+        text = "\n".join(f"{PREFIX} {line}".rstrip() for _, line in lines)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        if report:
+            write_report(report, found)
+
+    return tell
+
+
+def lines_of(found: Finding | Quiet) -> list[Line]:
+    """One sentence, a table of the ranks, and what to look at first."""
+    if isinstance(found, Quiet):
+        return _of_quiet(found)
+    lines = page(found.records, found.hang)
+    style, sentence = lines[0]
+    return [(style, f"{found.status}: {sentence}"), *lines[1:]]
+
+
+def stacks_of(posts: Mapping[int, Post]) -> list[Line]:
+    """The Python stack of every thread that could make a call, innermost first."""
+    lines: list[Line] = []
+    for rank, post in sorted(posts.items()):
+        for thread in post["threads"]:
+            name = "main thread" if thread["main"] else "a thread"
+            lines += [("plain", ""), ("plain", f"rank {rank}, {name}:")]
+            lines += [
+                ("dim", f"  {place((file, line))} in {function}")
+                for file, line, function in thread["stack"]
+            ]
+    return lines
+
+
+def report_of(found: Finding | Quiet) -> dict[str, Any]:
+    """The same for programs."""
+    if isinstance(found, Quiet):
+        return {
+            "status": _STATUS,
+            "sentence": _quiet_sentence(found),
+            "world_size": found.world_size,
+            "ranks_named": [],
+            "since_progress_s": round(found.seconds, 3),
+            "ranks": [_moving(rank, found.posts) for rank in range(found.world_size)],
+        }
+    told = as_json(found.records, found.hang)
+    since_s = time.time() - max(post["moved_at_s"] for post in found.posts.values())
+    ranks = [_flat(row) for row in told.pop("ranks")]
+    return {
+        "status": found.status,
+        **told,
+        "ranks_named": found.ranks,
+        "since_progress_s": round(since_s, 3),
+        "ranks": ranks,
+    }
+
+
+def write_report(path: str | Path, found: Finding | Quiet) -> None:
+    """Write the report to a file; say so on stderr if that's impossible."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(report_of(found), file, indent=2)
+            file.write("\n")
+    except OSError as error:
+        print(f"{PREFIX} {path} can't be written: {error.strerror}", file=sys.stderr)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    call = row["call"] or {}
+    keys = ("operation", "group", "number", "shape", "dtype", "file", "line")
+    return {
+        "rank": row["rank"],
+        "state": row["state"],
+        **{("call" if key == "operation" else key): call.get(key) for key in keys},
+    }
+
+
+# ── without a verdict ───────────────────────────────────────────────────────────────
+
+
+def _quiet_sentence(quiet: Quiet) -> str:
+    return (
+        f"no rank has made a call for {quiet.seconds:.0f} s. This proves no hang; here "
+        "is where every rank is"
+    )
+
+
+def _of_quiet(quiet: Quiet) -> list[Line]:
+    rows = [
+        (str(row["rank"]), row["state"], row["call"] or "", _where(row))
+        for row in (_moving(rank, quiet.posts) for rank in range(quiet.world_size))
+    ]
+    lines: list[Line] = [
+        ("fail", f"{_STATUS}: {_quiet_sentence(quiet)}"),
+        ("plain", ""),
+    ]
+    lines += table([("rank", "state", "in", "where"), *rows])
+    stuck = [rank for rank in range(quiet.world_size) if _is_outside(quiet.posts, rank)]
+    if 0 < len(stuck) < quiet.world_size:
+        lines += [
+            ("plain", ""),
+            (
+                "dim",
+                f"Look at {ranks_in_words(stuck)} first: the others wait in a call.",
+            ),
+        ]
+    return lines
+
+
+def _is_outside(posts: Mapping[int, Post], rank: int) -> bool:
+    return rank not in posts or posts[rank]["state"] != "still"
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return place((row["file"], row["line"])) if row["file"] else ""
+
+
+def _moving(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
+    """A row for a rank of which nothing is proved."""
+    row: dict[str, Any] = dict.fromkeys(
+        ("call", "group", "number", "shape", "dtype", "file", "line")
+    )
+    post = posts.get(rank)
+    if post is None:
+        return {"rank": rank, "state": "no post", **row}
+    main = next(iter(_main_first(post["threads"])), None)
+    state = {"ended": "has ended", "failed": "has failed"}.get(post["state"], "")
+    if main is None:
+        return {"rank": rank, "state": state or "no thread", **row}
+    if not state and time.time() - post["posted_at_s"] > 3 * post["beat_s"]:
+        state = "not answering"  # it holds the GIL, or was stopped
+    act, where = main["act"], main["place"]
+    if not state:
+        state = "waiting" if act else "asleep" if main["sleeps"] else "computing"
+    call = act["op"] if act else main["stack"][0][2] if main["stack"] else None
+    file, line = where or (None, None)
+    return {
+        "rank": rank,
+        "state": state,
+        **row,
+        "call": call,
+        "file": file,
+        "line": line,
+    }
+
+
+def _main_first(threads: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(threads, key=lambda thread: not thread["main"])

@@ -1,1 +1,0 @@
-"""The folder that `distlab.launch --monitor` puts first on the ranks' PYTHONPATH."""

@@ -1,0 +1,366 @@
+"""Write down the calls of torch.distributed that a rank makes, and where it waits.
+
+How this works. Torch's flight recorder lists every collective with its group, number
+and sizes, also those that DDP starts from C++. It knows neither the script's lines nor
+messages between two ranks, nor which call a thread waits for. So we wrap the methods
+through which Python reaches C++:
+
+    ProcessGroup.allreduce, …   notes the line; compares the call with the other ranks'
+    ProcessGroup.send, recv     counts the messages of each channel
+    Work.wait, Store.get, …     sits the thread down in the call that it waits for
+    init_process_group, …       all ranks must come, as to a collective
+
+A wrapper costs a few microseconds and changes no argument. Processes that the rank
+forks, such as a DataLoader's workers, don't write anything down.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from distlab.recorder.frames import Place, place_of
+
+ANY = -1
+KEPT = 64  # newest messages of a channel, and pseudo-collectives of a kind
+KEPT_CALLS = 512
+
+Channel = tuple[str, int, int, int]
+"""Group, source, destination and tag; the ranks are those of the whole job."""
+
+Sizes = list[list[int]]
+
+_COLLECTIVES = {
+    "_allgather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor",
+    "all_to_all_single": "all_to_all_single",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "scatter": "scatter",
+}
+"""Methods of torch's ProcessGroup, and the functions that users call for them."""
+
+
+@dataclass(slots=True, eq=False)
+class Act:
+    """One call of this rank. `number` counts the like calls of its group or channel.
+
+    Of a collective, `op_id` is its number in the flight recorder's count of this rank's
+    calls, or None until it is issued.
+    """
+
+    kind: str  # "collective", "send", "recv", "meeting", "store" or "unfinished"
+    op: str
+    group: str = ""
+    number: int = 0
+    op_id: int | None = None
+    channel: Channel | None = None
+    members: tuple[int, ...] = ()
+    inputs: Sizes = field(default_factory=list)
+    outputs: Sizes = field(default_factory=list)
+    dtype: str = ""
+    root: int | None = None
+    reduce_op: str = ""
+    place: Place | None = None
+    created_ns: int = 0
+    gives_up: bool = False
+    done: bool = False
+    others: list[dict[str, Any]] = field(default_factory=list)
+    """The calls of other ranks with which this one disagrees."""
+
+
+@dataclass(slots=True)
+class Messages:
+    """The sends or the receives of a channel: their number, and the newest."""
+
+    count: int = 0
+    newest: deque[Act] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class Journal:
+    """What this process has called and where its threads wait."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.num_events = 0
+        self.has_begun = False  # init_process_group was called
+        self.seats: dict[int, list[Act]] = {}  # by thread
+        self.callers: set[int] = set()  # threads that have made a call
+        self.calls: deque[Act] = deque(maxlen=KEPT_CALLS)
+        self.sends: dict[Channel, Messages] = {}
+        self.recvs: dict[Channel, Messages] = {}
+        self.meetings: deque[Act] = deque(maxlen=KEPT)
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.exempt: set[int] = set()  # our own threads
+        self.compare: Callable[[Act], None] | None = None
+        self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
+        self._num_meetings: dict[str, int] = {}
+        os.register_at_fork(after_in_child=self._stop)
+
+    def _stop(self) -> None:
+        self.active = False
+
+    def attach(self, c10d: Any) -> None:
+        """Wrap the methods of torch's C++ classes; `c10d` is distributed_c10d."""
+        group, work, store = c10d.ProcessGroup, c10d.Work, c10d.Store
+        for name, op in _COLLECTIVES.items():
+            self._wrap(group, name, functools.partial(self._collective, op))
+        for name in ("send", "recv", "recv_anysource"):
+            self._wrap(group, name, self._message)
+        self._wrap(group, "monitored_barrier", self._monitored_barrier)
+        self._wrap(work, "wait", self._wait)
+        for name in ("get", "wait", "multi_get"):
+            self._wrap(store, name, self._of_store)
+        self._wrap(c10d, "_new_group_with_tag", self._new_group)
+        self._wrap(c10d, "init_process_group", self._init)
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        own = getattr(owner, name, None)
+        if own is None:  # another version of torch
+            return
+
+        @functools.wraps(own)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not self.active or threading.get_ident() in self.exempt:
+                return own(*args, **kwargs)
+            return around(own, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    # ── where a thread waits ────────────────────────────────────────────────────────
+
+    def _sit(self, act: Act, call: Callable[[], Any]) -> Any:
+        thread = threading.get_ident()
+        seats = self.seats.setdefault(thread, [])
+        self.callers.add(thread)
+        seats.append(act)
+        self.num_events += 1
+        try:
+            return call()
+        finally:
+            self.num_events += 1
+            seats.pop()
+
+    def ranks_of(self, group: Any) -> tuple[int, ...]:
+        """Return the members of a group, as ranks of the whole job."""
+        name = group.group_name
+        if name not in self.groups:
+            import torch.distributed as dist
+
+            try:
+                self.groups[name] = tuple(dist.get_process_group_ranks(group))
+            except Exception:  # a group that torch doesn't list, such as a test's
+                self.groups[name] = tuple(range(group.size()))
+        return self.groups[name]
+
+    # ── the calls ───────────────────────────────────────────────────────────────────
+
+    def _collective(self, op: str, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
+        members = self.ranks_of(group)
+        options = kw.get("opts", args[-1] if args else None)
+        root = getattr(options, "rootRank", None)
+        outputs, dtype = _sizes(args[:1])
+        inputs, its_dtype = _sizes(args[1:2]) if op in _TWO_SIDED else (outputs, dtype)
+        reduce_op = getattr(options, "reduceOp", None) if op in _REDUCING else None
+        act = Act(
+            "collective",
+            op,
+            group.group_name,
+            members=members,
+            inputs=inputs,
+            outputs=outputs,
+            dtype=dtype or its_dtype,
+            root=members[root] if isinstance(root, int) and op in _ROOTED else None,
+            reduce_op=str(getattr(reduce_op, "op", reduce_op) or "").rpartition(".")[2],
+            place=place_of(sys._getframe(1)),
+            created_ns=time.time_ns(),
+        )
+        compare = self.compare
+        if compare is not None:
+            self._sit(act, lambda: compare(act))
+        work = self._sit(act, lambda: own(group, *args, **kw))
+        act.op_id = group._get_sequence_number_for_group()
+        self.calls.append(act)
+        if work is not None:
+            self._works[work] = act
+        return work
+
+    def _message(self, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
+        members, name = self.ranks_of(group), own.__name__
+        me = members[group.rank()]
+        peer = ANY
+        if name != "recv_anysource":
+            given = args[1] if len(args) > 1 else kw.get("dstRank", kw.get("srcRank"))
+            peer = members[int(given)]  # type: ignore[arg-type]
+        tag = int(args[-1]) if len(args) > 1 else int(kw.get("tag", 0))
+        op = "send" if name == "send" else "recv"
+        ends = (me, peer) if op == "send" else (peer, me)
+        channel = (group.group_name, *ends, tag)
+        log = self._log(op, channel)
+        log.count += 1
+        sizes, dtype = _sizes(args)
+        act = Act(
+            op,
+            op,
+            group.group_name,
+            number=log.count,
+            channel=channel,
+            members=members,
+            inputs=sizes if op == "send" else [],
+            outputs=sizes if op == "recv" else [],
+            dtype=dtype,
+            place=place_of(sys._getframe(1)),
+            created_ns=time.time_ns(),
+        )
+        log.newest.append(act)
+        work = self._sit(act, lambda: own(group, *args, **kw))
+        if work is not None:
+            self._works[work] = act
+        return work
+
+    def _log(self, op: str, channel: Channel) -> Messages:
+        logs = self.sends if op == "send" else self.recvs
+        return logs.setdefault(channel, Messages())
+
+    def _monitored_barrier(self, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
+        timeout = args[0] if args else kw.get("timeout")
+        # torch passes the group's own timeout where the user gave none.
+        gives_up = timeout is not None and timeout < timedelta(minutes=1)
+        name, ranks = f"monitored barriers of {group.group_name}", self.ranks_of(group)
+        act = self._meeting("monitored_barrier", name, ranks)
+        act.gives_up = gives_up
+        return self._meet(act, lambda: own(group, *args, **kw))
+
+    def _new_group(self, own: Any, ranks: Any = None, *args: Any, **kw: Any) -> Any:
+        world = self._world()
+        members = world if ranks is None else tuple(ranks)
+        is_local = bool(kw.get("use_local_synchronization"))
+        name = f"new groups of {list(members)}" if is_local else "new groups"
+        act = self._meeting("new_group", name, members if is_local else world)
+        act.inputs = [list(members)]  # whom it is for: the same on all ranks
+        return self._meet(act, lambda: own(ranks, *args, **kw))
+
+    def _init(self, own: Any, *args: Any, **kw: Any) -> Any:
+        self.has_begun = True
+        size = kw.get("world_size", -1)
+        size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        act = self._meeting("init_process_group", "init", tuple(range(size)))
+        result = self._meet(act, lambda: own(*args, **kw))
+        self.after_init()
+        return result
+
+    def after_init(self) -> None:
+        """Do whatever needs the job's store; see `attach`."""
+
+    def _meeting(self, op: str, name: str, members: tuple[int, ...]) -> Act:
+        number = self._num_meetings[name] = self._num_meetings.get(name, 0) + 1
+        place, now = place_of(sys._getframe(1)), time.time_ns()
+        act = Act(
+            "meeting",
+            op,
+            name,
+            number,
+            members=members,
+            place=place,
+            created_ns=now,
+        )
+        self.meetings.append(act)
+        return act
+
+    def _meet(self, act: Act, call: Callable[[], Any]) -> Any:
+        result = self._sit(act, call)
+        act.done = True
+        return result
+
+    def _world(self) -> tuple[int, ...]:
+        import torch.distributed as dist
+
+        return tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
+
+    # ── the waits ───────────────────────────────────────────────────────────────────
+
+    def _wait(self, own: Any, work: Any, *args: Any, **kw: Any) -> Any:
+        act = self._works.get(work)
+        timeout = args[0] if args else kw.get("timeout")
+        gives_up = isinstance(timeout, timedelta) and timeout > timedelta(0)
+        if act is None:  # started from C++
+            act = Act("unfinished", "wait", place=place_of(sys._getframe(1)))
+        act.gives_up = gives_up
+        result = self._sit(act, lambda: own(work, *args, **kw))
+        act.done = True
+        if act.channel is not None and act.channel[1] == ANY:
+            self._note_source(act, work)
+        return result
+
+    def _note_source(self, act: Act, work: Any) -> None:
+        """A receive from any rank is over: count it for the rank that has sent."""
+        group, _, me, tag = act.channel or ("", 0, 0, 0)
+        source = act.members[work._source_rank()]
+        self.recvs[group, ANY, me, tag].count -= 1
+        self.recvs[group, ANY, me, tag].newest.remove(act)
+        log = self._log("recv", (group, source, me, tag))
+        log.count += 1
+        act.channel, act.number = (group, source, me, tag), log.count
+        log.newest.append(act)
+
+    def _of_store(self, own: Any, store: Any, *args: Any, **kw: Any) -> Any:
+        keys = args[0] if args else next(iter(kw.values()), "")
+        act = Act(
+            "store",
+            f"store.{own.__name__}",
+            group=keys if isinstance(keys, str) else ", ".join(map(str, keys)),
+            place=place_of(sys._getframe(1)),
+            created_ns=time.time_ns(),
+            gives_up=len(args) + len(kw) > 1,
+        )
+        return self._sit(act, lambda: own(store, *args, **kw))
+
+
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_TWO_SIDED = (
+    *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"),
+    *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor"),
+)
+
+
+def _sizes(values: Sequence[Any]) -> tuple[Sizes, str]:
+    """Return the sizes of all tensors in a call's arguments, and the first dtype."""
+    sizes: Sizes = []
+    dtypes: list[str] = []
+
+    def take(value: Any) -> None:
+        if isinstance(value, list | tuple):
+            for inner in value:
+                take(inner)
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            sizes.append(list(value.shape))
+            dtypes.append(str(value.dtype).removeprefix("torch."))
+
+    for value in values:
+        take(value)
+    return sizes, dtypes[0] if dtypes else ""

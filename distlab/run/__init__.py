@@ -1,0 +1,1 @@
+"""Run any script that uses torch.distributed, and explain a hang: `distlab run`."""
