@@ -1,6 +1,6 @@
-"""Python imports this before a rank's script, to attach the monitor and the recorder.
+"""Attach the monitor and the recorder; Python imports this before a rank's script.
 
-If there is another sitecustomize, it runs too.
+If there is another sitecustomize, it runs as well.
 
 Source: docs.python.org/3/library/site.html, sitecustomize.
 """

@@ -1,10 +1,10 @@
-"""What a training run writes down about itself while it runs, and where it goes.
+"""Record what a training run does while it runs, and send the figures to sinks.
 
-A `meter.StepMeter` in each rank times data, compute and communication and makes one
-`StepRecord` for every n steps. A `Monitor` combines the ranks' records and hands them
-to its sinks: a JSONL file for each rank, TensorBoard, MLflow, Prometheus. Only the
-meter and the profiler import torch, and the unit that `suspected` is handed: the first
-view of `distlab top` does not wait for it.
+A `meter.StepMeter` in each rank times data, compute and communication, and makes one
+`StepRecord` for every n steps. A `Monitor` combines the ranks' records and passes them
+to its sinks: a JSONL file for each rank, TensorBoard, MLflow or Prometheus. Only the
+meter, the profiler and the unit that `suspected` gets import torch, so the first view
+of `distlab top` doesn't have to wait for it.
 """
 
 from distlab.monitor.monitor import Monitor, Sink

@@ -1,11 +1,12 @@
-"""Records the steps of a script that knows nothing of it: `distlab.launch --monitor`.
+"""Record the steps of an unchanged script: `distlab.launch --monitor`.
 
     torch.optim      a step of the first optimizer that steps is a step
     DataLoader       seconds waited, samples; a pass that has a step is an epoch
     set_epoch        of a DistributedSampler: says the epoch
 
-Losses aren't known, and communication counts as computation. Each rank writes its own
-file of the folder, a line for every 10 steps; the launcher reads them.
+We can't see the losses this way, and communication counts as computation. Each rank
+writes its own file in the folder, one line for every 10 steps, and the launcher reads
+these files.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ EVERY = 10  # steps in a record
 
 
 def variables(folder: Path, step: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment with which a rank's steps are recorded."""
+    """Return the environment variables with which a rank's steps are recorded."""
     return {FOLDER: str(folder), STEP: str(step), **attaching(__name__, inherited)}
 
 
 class Steps:
-    """Counts the steps of this process, and writes them down."""
+    """Counts the steps of this process, and records them."""
 
     def __init__(self, folder: Path, rank: int, step: int) -> None:
         self._path, self._rank = folder / f"rank_{rank}.jsonl", rank
@@ -53,7 +54,7 @@ class Steps:
         self.data_wait_s, self.samples = 0.0, 0
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         if self._optimizer is None:
             os.environ.pop(FOLDER, None)  # what this process starts now is no rank
         if self._optimizer is None or self._optimizer() is None:
@@ -69,11 +70,11 @@ class Steps:
             self.write()
 
     def on_pass(self) -> None:
-        """A DataLoader begins a pass, perhaps one without steps."""
+        """Note that a DataLoader begins a pass, perhaps one without steps."""
         self._is_new_pass = True
 
     def on_epoch(self, epoch: int) -> None:
-        """The script says which epoch begins, from 0."""
+        """Note the epoch that begins, counted from 0, as the script sets it."""
         self.epoch, self._is_said = int(epoch) + 1, True
 
     def write(self) -> None:
@@ -166,7 +167,7 @@ def _watch_sampler(module: Any, steps: Steps) -> None:
 
 
 def _num_samples(batch: Any) -> int:
-    """The first dimension of the first tensor; 0 if there is none."""
+    """Return the first dimension of the first tensor, or 0 if there is none."""
     while isinstance(batch, dict | list | tuple) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     try:

@@ -1,4 +1,4 @@
-"""Libraries that not everybody has: found, or named in one sentence."""
+"""Import optional libraries, or say in one sentence which one is missing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ INSTALL = "pip install -e '.[tracking]'"
 
 
 def needed(module: str, what: str) -> Any:
-    """The module.
+    """Import a module and return it.
 
     Raises:
-        ModuleNotFoundError: it, or one that it imports, is not installed; the sentence
-            says what brings it.
+        ModuleNotFoundError: the module, or one that it imports, isn't installed; the
+            message says how to install it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""The two numbers behind MFU: a model's operations for a sample, a machine's peak."""
+"""The two numbers behind MFU: a model's operations per sample, and a machine's peak."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ what its pages give with sparsity. Found by a part of the device's name."""
 
 
 def flops_per_sample(model: nn.Module, inputs: Tensor) -> float:
-    """Operations of forward and backward for one of `inputs`' samples.
+    """Return the operations of forward and backward for one sample of `inputs`.
 
-    Counted by torch on a copy of the model, whose buffers and random numbers nobody
-    else sees; the backward is taken as twice the forward.
+    torch counts them on a copy of the model, so the model's buffers and random numbers
+    don't change. We assume that backward takes twice as many as forward.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         counter = FlopCounterMode(display=False)
@@ -36,10 +36,10 @@ def flops_per_sample(model: nn.Module, inputs: Tensor) -> float:
 
 
 def peak_flops(device: torch.device) -> float:
-    """Operations a second of one device: stated by its maker, or else measured.
+    """Return one device's operations per second, as stated by its maker or measured.
 
-    Measured with products of 1,024 × 1,024 float32 matrices, the quickest of five; on a
-    CPU with all cores that this process may use.
+    We measure with products of 1,024 × 1,024 float32 matrices and take the fastest of
+    five. On a CPU, we use all cores that this process may use.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -6,9 +6,9 @@
     figures.jsonl   {"step": …, "loss": …}: all ranks together, and validations
     autopsy.txt     only where the run did not finish: why, and where each rank was
 
-Every line is written at once. A run that is killed leaves at most one torn line, the
-last of a file, which reading leaves out. JSON has no numbers for nan and infinity:
-they stand as "nan" and "inf".
+Every line is written at once. If a run is killed, it leaves at most one torn line, the
+last of a file, and we ignore that line when we read the folder. Because JSON has no
+numbers for nan and infinity, we write them as "nan" and "inf".
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DEPTH = 3  # folders below the working folder in which records are looked for
 
 
 class JsonLines:
-    """Writes the folder; it must not hold another run.
+    """Writes the folder, which must not hold another run.
 
-    A run with the values `same` is this one, which goes on: the folder keeps its lines
-    up to the step `after`.
+    If the folder holds a run with the same values in `same`, this run continues it: we
+    keep the lines up to the step `after`.
 
     Raises:
-        ValueError: `folder` holds a run already, which would be mixed with this.
-        OSError: it cannot be written.
+        ValueError: `folder` holds a different run, which would be mixed with this one.
+        OSError: the folder can't be written.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class JsonLines:
         _write_run(folder, self._run)
 
     def record(self, record: StepRecord) -> None:
-        """A line in the file of its rank."""
+        """Write a line into the file of the record's rank."""
         self._write(f"rank_{record.rank}.jsonl", vars(record))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """A line for the whole run."""
+        """Write a line for the whole run."""
         self._write(FIGURES, {"step": step, **figures})
 
     def close(self) -> None:
-        """Close the files, and say in the folder that the run has ended."""
+        """Close the files, and note in the folder that the run has ended."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -103,7 +103,7 @@ def _is_run(path: Path, same: Mapping[str, Any]) -> bool:
 
 
 def _keep_up_to(path: Path, step: int) -> None:
-    """Leave out the lines of later steps, and one that is torn."""
+    """Remove the lines of later steps, and a torn one."""
     kept = [values for values in _lines(path) if values.get("step", 0) <= step]
     beside = path.with_suffix(".part")
     beside.write_text("".join(json.dumps(values) + "\n" for values in kept))
@@ -111,10 +111,10 @@ def _keep_up_to(path: Path, step: int) -> None:
 
 
 def write_autopsy(folder: Path, reason: str, lines: Sequence[str]) -> None:
-    """Say in the folder why the run did not finish, in a line, and where ranks were.
+    """Record why the run didn't finish, in one line, and where the ranks were.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file can't be written.
     """
     text = "\n".join([" ".join(reason.split()), "", *lines])
     (folder / AUTOPSY).write_text(text + "\n", encoding="utf-8")
@@ -122,7 +122,7 @@ def write_autopsy(folder: Path, reason: str, lines: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A folder as it is now."""
+    """The contents of a folder at the time of reading."""
 
     run: dict[str, Any]
     records: dict[int, list[StepRecord]]  # by rank, oldest first
@@ -132,15 +132,16 @@ class Recorded:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more records will come."""
+        """True if no more records will come."""
         return self.ended_s is not None or bool(self.autopsy)
 
 
 def read_folder(folder: Path) -> Recorded:
-    """Everything that is in the folder, whole lines only.
+    """Read all whole lines in the folder.
 
     Raises:
-        ValueError: it is no such folder, or a line is damaged; says which.
+        ValueError: the folder has no records, or a line is damaged; the message says
+            which.
     """
     try:
         run = json.loads((folder / RUN).read_text(encoding="utf-8"))
@@ -168,13 +169,13 @@ def read_folder(folder: Path) -> Recorded:
 
 
 def newest_folder(under: Path) -> Path | None:
-    """The folder of records, in `under` or a little below, that was written to last."""
+    """Return the folder of records at or just below `under` that was written last."""
     found = [(_written_s(folder), folder) for folder in _folders(under, _DEPTH)]
     return max(found, default=(0.0, None))[1]
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders that hold records; hidden ones are left out."""
+    """Yield the folders that hold records, without hidden ones."""
     try:
         inside = [e for e in os.scandir(folder) if not e.name.startswith((".", "__"))]
         names = {entry.name for entry in inside}

@@ -1,4 +1,4 @@
-"""How much memory this process has held, without torch."""
+"""Measure how much memory this process has used, without torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Times the steps of one rank: how long it waited for data, computed, communicated.
+"""Time the steps of one rank: waiting for data, computation, communication.
 
-Nothing here waits for the device between two records: losses and sums of gradients stay
-where they are, and are read once for every n steps. A `.item()` in each step would stop
-the GPU each time.
+Between two records, nothing here waits for the device. Losses and sums of gradients
+stay where they are, and we read them once for every n steps, because a `.item()` in
+each step would stop the GPU each time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: each bit changes the upper hal
 class StepMeter:
     """Makes a `StepRecord` for every `log_every_n_steps` steps of one rank.
 
-    `in_communication_s` says how many seconds this rank has spent in calls of its
-    communicator so far. The gradient's norm is taken where the optimizer begins the
-    last of these steps, so after the gradients were averaged. An inf or nan is looked
-    for in every step and before that: afterwards all ranks have it. So `before_call`
-    must be called before each call of the communicator.
+    `in_communication_s` returns how many seconds this rank has spent in calls of its
+    communicator so far. We compute the norm of the gradient when the optimizer begins
+    the last of these steps, which is after the gradients have been averaged. We look
+    for inf and nan in every step and before that point, because afterwards all ranks
+    have them. You therefore have to call `before_call` before each call of the
+    communicator.
 
         meter.begin_epoch()
         while True:
@@ -75,17 +76,17 @@ class StepMeter:
         self._reset()
 
     def begin_epoch(self) -> None:
-        """The next step is the first of an epoch."""
+        """Note that the next step is the first of an epoch."""
         self.epoch += 1
         self._reset()
 
     def end_epoch(self) -> None:
-        """Make a record of the steps that have none; evaluation comes now, no step."""
+        """Make a record of the steps that have none, because evaluation comes next."""
         self._flush()
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Round the call that gets the next batch."""
+        """Time the block in which you get the next batch."""
         asked = time.perf_counter()
         try:
             yield
@@ -93,9 +94,9 @@ class StepMeter:
             self._data_wait_s += time.perf_counter() - asked
 
     def end_step(self, loss: Tensor | float, *, samples: int) -> None:
-        """A step is done. `loss` is the mean over this rank's `samples`, no dimensions.
+        """End a step; `loss` is a scalar, the mean over this rank's `samples`.
 
-        A rank that had none of the batch says 0 samples; its loss is not read.
+        A rank without samples in this batch passes 0, and then we don't read its loss.
         """
         self.before_call()  # where nothing was communicated
         self.step += 1
@@ -134,7 +135,7 @@ class StepMeter:
         self._reset()
 
     def _mean_loss(self) -> float | None:
-        """Over the samples; in float64, as a sum of Python's floats would be."""
+        """Return the mean over samples, in float64 like a sum of Python's floats."""
         if not self._samples:
             return None
         losses = torch.stack([torch.as_tensor(loss) for loss in self._losses]).tolist()
@@ -142,7 +143,7 @@ class StepMeter:
         return float(sum(loss * count for loss, count in counted)) / self._samples
 
     def before_call(self) -> None:
-        """A call of the communicator may change the gradients: look at them now."""
+        """Check the gradients now, since a call of the communicator may change them."""
         if self._unseen:
             # What holds an inf or nan has a sum that is one: one pass, and no memory.
             sums = [_sum(p.grad) for p in self._unseen if p.grad is not None]
@@ -173,10 +174,10 @@ class StepMeter:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number below 2^32 that differs, in all likelihood, if any bit differs.
+    """Return a number below 2^32 that almost certainly changes if any bit changes.
 
-    The bits are added up as integers where they are: only the sum leaves the device.
-    Sharded tensors count as none, because they differ between ranks anyway.
+    We add up the bits as integers on the device, so that only the sum has to leave it.
+    We skip sharded tensors, because they differ between ranks anyway.
     """
     tensors = [one for one in tensors if not is_sharded(one)]
     sums = [_as_integers(one.detach()).sum(dtype=torch.int64) for one in tensors]
@@ -202,14 +203,14 @@ def _parameters(optimizer: Optimizer | None) -> list[Tensor]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory held so far: allocated on a GPU, resident on a CPU."""
+    """Return the peak memory so far: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_resident_bytes()
 
 
 def gpu_utilization(device: torch.device) -> float | None:
-    """Share of the last sampling period in which a kernel ran, if it can be read."""
+    """Return the share of the last sampling period in which a kernel ran, if known."""
     if device.type != "cuda":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Figures of a run's steps as metrics of an MLflow run that somebody has opened."""
+"""Log the figures of a run's steps as metrics of an MLflow run that is already open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distlab.monitor.records import StepRecord
 class MLflow:
     """Logs `step/<figure>` into the run `run_id`; `mlflow` is the library itself.
 
-    The records of single ranks are left out: a server gets one row for all of them.
+    We don't log the records of single ranks: a server gets one row for all of them.
     """
 
     name = "MLflow"
@@ -20,12 +20,12 @@ class MLflow:
         self._mlflow, self._run_id = mlflow, run_id
 
     def record(self, record: StepRecord) -> None:
-        """Nothing: see the class."""
+        """Do nothing, because the server only gets rows for all ranks."""
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """One point of each of the run's curves."""
+        """Add one point to each of the run's curves."""
         named = {f"step/{name}": value for name, value in figures.items()}
         self._mlflow.log_metrics(named, step=step, run_id=self._run_id)
 
     def close(self) -> None:
-        """Nothing: who opened the run ends it."""
+        """Do nothing, because the caller who opened the run also ends it."""

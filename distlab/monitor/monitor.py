@@ -1,4 +1,4 @@
-"""Hands what the ranks record to the sinks; a sink that fails never stops a training.
+"""Pass the ranks' records to the sinks; a sink that fails never stops a training.
 
 ranks ── StepRecord ──► Monitor ── each record, and one row for all ranks ──► sinks
 """
@@ -12,25 +12,26 @@ from distlab.monitor.records import StepRecord, Work, combined
 
 
 class Sink(Protocol):
-    """A place that figures of a training go to."""
+    """A destination for the figures of a training."""
 
     name: str
 
     def record(self, record: StepRecord) -> None:
-        """Take what one rank wrote down."""
+        """Take the record of one rank."""
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Take figures of the whole run after `step` steps."""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Finish, because nothing more will come."""
 
 
 class Monitor:
-    """Combines the records of `world_size` ranks and gives all sinks both.
+    """Combines the records of `world_size` ranks, and gives both to all sinks.
 
-    What a sink raises (a full disk, a server that has gone) becomes one call of `warn`,
-    and that sink gets nothing more. The others and the training go on.
+    If a sink raises an error, for example because a disk is full or a server has gone,
+    we call `warn` once and stop using that sink. The other sinks and the training
+    continue.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class Monitor:
         self._heard: dict[int, list[StepRecord]] = {}
 
     def add(self, sinks: Sequence[Sink]) -> None:
-        """Give these sinks everything that comes from now on, too."""
+        """Also send everything to these sinks from now on."""
         self._sinks += sinks
 
     def hear(self, record: StepRecord) -> None:
-        """Take a rank's record; the last rank's completes the row of its step."""
+        """Take a rank's record; the record of the last rank completes the row."""
         self._each(lambda sink: sink.record(record))
         records = self._heard.setdefault(record.step, [])
         records.append(record)
@@ -60,11 +61,11 @@ class Monitor:
             self.figures(record.step, combined(records, self._work))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Hand on figures of the whole run, those of a validation for example."""
+        """Pass on figures of the whole run, for example those of a validation."""
         self._each(lambda sink: sink.figures(step, figures))
 
     def close(self) -> None:
-        """End all sinks. May be called again."""
+        """Close all sinks; safe to call twice."""
         self._each(lambda sink: sink.close())
         self._sinks.clear()
 

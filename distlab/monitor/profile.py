@@ -1,9 +1,9 @@
-"""A torch.profiler trace of a few steps of each rank, and a GPU's memory history.
+"""Record a torch.profiler trace of a few steps per rank, and a GPU's memory history.
 
     step 1 2 │ 3        │ 4 5 6       │ 7 …
     wait     │ warm up  │ recorded    │ off again: the run is not slowed
 
-The traces open in https://ui.perfetto.dev, the memory snapshot in
+You can open the traces in https://ui.perfetto.dev, and the memory snapshot in
 https://pytorch.org/memory_viz.
 """
 
@@ -18,10 +18,11 @@ WAIT, WARM_UP, RECORDED = 2, 1, 3
 
 
 class StepProfiler:
-    """Call `end_step` after each step; the trace is written by itself.
+    """Writes a trace automatically; call `end_step` after each step.
 
-    Writes `rank_<r>.trace.json`, and on a GPU `rank_<r>.memory.pickle`, into `folder`,
-    which must exist. `close` writes what there is where a run has fewer steps.
+    The files are `rank_<r>.trace.json`, and on a GPU also `rank_<r>.memory.pickle`, in
+    `folder`, which must exist. If a run has fewer steps than we wait for, `close`
+    writes whatever has been recorded.
     """
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
@@ -41,7 +42,7 @@ class StepProfiler:
         self._profile.start()
 
     def end_step(self) -> None:
-        """A step is done."""
+        """Note the end of a step."""
         self._profile.step()
 
     def close(self) -> None:

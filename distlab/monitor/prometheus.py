@@ -1,9 +1,10 @@
-"""A `/metrics` page for Prometheus, served by the run itself, with prometheus-client.
+"""Serve a `/metrics` page for Prometheus from the run itself, with prometheus-client.
 
-Names follow Prometheus's rules: base units, one prefix. All have the label `job`, so
-set honor_labels: true in Prometheus's scrape_config, or it renames it to exported_job.
-`distlab_rank_…` have a label `rank`, too; the others are of the whole run.
-`grafana.json` beside this file is a dashboard of them.
+The names follow Prometheus's rules: base units and a common prefix. All metrics have
+the label `job`, so set honor_labels: true in Prometheus's scrape_config, or else it
+renames the label to exported_job. Those called `distlab_rank_…` also have a label
+`rank`, and the others describe the whole run. `grafana.json` in the same folder is a
+dashboard for them.
 
 Source: prometheus.io/docs/prometheus/latest/configuration/configuration, scrape_config.
 """
@@ -51,12 +52,12 @@ PREFIX = "distlab_"
 class Prometheus:
     """Serves the newest figures on `http://{address}:{port}/metrics`.
 
-    Port 0 means any free one; `port` says which it became. `run` may have "job",
-    "world_size" and "restarts".
+    If you pass port 0, we use any free one, which you find in `port`. `run` may have
+    "job", "world_size" and "restarts".
 
     Raises:
-        ModuleNotFoundError: prometheus-client is not installed.
-        OSError: the port is in use, or not ours to use.
+        ModuleNotFoundError: prometheus-client isn't installed.
+        OSError: the port is in use, or we aren't allowed to use it.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Prometheus:
         self.address, self.port = address, int(self._server.server_port)
 
     def record(self, record: StepRecord) -> None:
-        """Set the gauges of one rank; the steps of rank 0 are those of the run."""
+        """Set the gauges of one rank; the run's steps are those of rank 0."""
         if record.rank == 0:
             self._counters["steps"].inc(record.num_steps)
         figures = {
@@ -111,7 +112,7 @@ class Prometheus:
                 gauge.labels(job=self._job, rank=str(record.rank)).set(value)
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Set the gauges of the whole run; "restarts" is how many there were so far."""
+        """Set the gauges of the whole run; "restarts" counts the restarts so far."""
         self._set("step", "Steps that all ranks have done", step)
         for figure, value in figures.items():
             if figure == "restarts":
@@ -120,7 +121,7 @@ class Prometheus:
                 self._set_figure(figure, value)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

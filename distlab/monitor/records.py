@@ -1,10 +1,10 @@
-"""What a rank writes down about its steps, and what the ranks' records say together.
+"""The record that a rank makes of its steps, and figures for all ranks together.
 
     rank 0   |data|  compute       |comm|      seconds = data + compute + comm
     rank 1   |data|  compute  |  comm   |      one record for every n steps
 
-Pure values: no clock, no communication, no file. `meter` makes the records in a rank,
-`monitor` hands them to the sinks.
+This module only has values: no clock, no communication and no files. `meter` makes the
+records in a rank, and `monitor` passes them to the sinks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What one rank did in the `num_steps` steps that end with `step`.
+    """A record of one rank over the `num_steps` steps that end with `step`.
 
-    Seconds are sums over these steps, read from a monotonic clock. `communication_s`
-    is exposed communication: what the rank spent inside calls of its communicator,
-    waiting included, while it computed nothing.
+    The seconds are sums over these steps, read from a monotonic clock.
+    `communication_s` is exposed communication: the time that the rank spent inside
+    calls of its communicator without computing anything, which includes waiting for
+    other ranks.
     """
 
     rank: int
@@ -42,12 +43,12 @@ class StepRecord:
 
     @property
     def step_s(self) -> float:
-        """Seconds a step took, mean over these steps."""
+        """Seconds per step, as the mean over these steps."""
         return self.seconds / self.num_steps
 
     @property
     def data_wait_share(self) -> float:
-        """Share of the time that the rank waited for its next batch."""
+        """Share of the time in which the rank waited for its next batch."""
         return self.data_wait_s / self.seconds if self.seconds else 0.0
 
     @property
@@ -57,17 +58,17 @@ class StepRecord:
 
     @property
     def compute_share(self) -> float:
-        """Share of the time that is neither of the two."""
+        """Share of the time that was neither of the two."""
         return max(0.0, 1.0 - self.data_wait_share - self.communication_share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What model FLOPs utilization (MFU) is computed from.
+    """The numbers from which we compute model FLOPs utilization (MFU).
 
-    `peak_flops` is what the hardware of all ranks could do in a second. PaLM
-    (2204.02311, appendix B) defines MFU: the model's own operations, recomputation not
-    counted, divided by that peak.
+    `peak_flops` is how many operations the hardware of all ranks can do per second.
+    PaLM (2204.02311, appendix B) defines MFU as the model's own operations, without
+    those of recomputation, divided by that peak.
     """
 
     flops_per_sample: float  # forward and backward
@@ -77,13 +78,13 @@ class Work:
 def combined(
     records: Sequence[StepRecord], work: Work | None = None
 ) -> dict[str, float]:
-    """One figure of each kind for all ranks, from their records of the same steps.
+    """Return figures for all ranks, computed from their records of the same steps.
 
-    The loss is the mean over all samples, so a rank counts by how many it had. The step
-    is as slow as the slowest rank. A figure that no rank knows is left out.
+    The loss is the mean over all samples, so a rank counts by how many it had. The time
+    of a step is that of the slowest rank. A figure that no rank knows is left out.
 
     Raises:
-        ValueError: there is no record, or they are of different steps.
+        ValueError: there is no record, or the records are of different steps.
     """
     steps = {(record.step, record.num_steps) for record in records}
     if len(steps) != 1:
@@ -122,7 +123,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """A nan among them is what is to be seen, and `max` would pass over it."""
+    """Return the largest value, or nan if there is one, which `max` would skip."""
     known = [value for value in values if value is not None]
     if any(math.isnan(value) for value in known):
         return math.nan

@@ -1,8 +1,8 @@
-"""The sinks of a run: the folder of records, and where `--also` sends figures besides.
+"""The sinks of a run: the folder of records, and the places that `--also` names.
 
     --monitor runs/one --also tensorboard --also prometheus:0.0.0.0:9400
 
-The last part of the folder's name is the name of the job in Prometheus.
+In Prometheus, the last part of the folder's name is the name of the job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 def num_restarts() -> int:
-    """How often the launcher has restarted this rank; 0 without a launcher."""
+    """Return how often the launcher has restarted this rank; 0 without a launcher."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return int(count) if count.isdecimal() else 0
 
 
 def job_name(folder: Path) -> str:
-    """The job that a folder has the records of: the last part of its name."""
+    """Return the name of a folder's job, which is the last part of its path."""
     return folder.absolute().name or "run"
 
 
@@ -36,7 +36,7 @@ def expect_known(also: Sequence[str]) -> None:
     """Require that we know each of these places.
 
     Raises:
-        ValueError: we don't know one, or its port can't be.
+        ValueError: a place is unknown, or its port is impossible.
     """
     for name in also:
         if name.startswith("prometheus"):
@@ -46,10 +46,10 @@ def expect_known(also: Sequence[str]) -> None:
 
 
 def place(name: str) -> tuple[str, int]:
-    """The address and the port of `prometheus`, with or without them.
+    """Return the address and the port in `prometheus`, or the defaults.
 
     Raises:
-        ValueError: it is written in another way, or the port is above 65535.
+        ValueError: the form is wrong, or the port is above 65535.
     """
     kind, has_place, where = name.partition(":")
     address, _, port = where.rpartition(":")

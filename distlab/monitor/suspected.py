@@ -1,10 +1,11 @@
-"""Which ranks the records of a run point at, as the unit `monitoring` (4.2) sees it.
+"""Name the ranks that the records point at, as the unit `monitoring` (4.2) sees it.
 
     rank_0.jsonl  step 10   20   30   40 ┐   a row: the records of all ranks of the
     rank_1.jsonl  step 10   20   30   40 ┘   same steps, one Record of the unit each
 
-The unit is handed in: the learner's or the reference's. What the learner's raises, or
-returns beside lists of ranks, becomes a sentence.
+The caller passes the unit, which is the learner's or the reference's. If the learner's
+code raises an error or returns anything but lists of ranks, we turn that into a
+sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RECENT_ROWS, RECENT_STEPS = 3, 20
 
 @dataclass(frozen=True, kw_only=True)
 class Suspected:
-    """The ranks, ascending. `whose` says whose functions named them."""
+    """The suspected ranks in ascending order; `whose` says whose code named them."""
 
     whose: str
     stragglers: tuple[int, ...] = ()
@@ -34,12 +35,12 @@ class Suspected:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """All that are named as anything."""
+        """All ranks that were named for any reason."""
         return frozenset((*self.stragglers, *self.desynchronized, *self.nan_origin))
 
 
 def rows_of(recorded: Recorded) -> list[list[StepRecord]]:
-    """The records of all ranks of the same steps, oldest first; whole rows only."""
+    """Return all ranks' records of the same steps, oldest first, in whole rows."""
     rows: dict[int, list[StepRecord]] = {}
     for records in recorded.records.values():
         for record in records:
@@ -49,7 +50,7 @@ def rows_of(recorded: Recorded) -> list[list[StepRecord]]:
 
 
 def num_recent(rows: Sequence[Sequence[StepRecord]]) -> int:
-    """How many of the newest rows are looked at for a straggler."""
+    """Return how many of the newest rows to search for a straggler."""
     num_rows = num_steps = 0
     for row in reversed(rows):
         if num_rows >= RECENT_ROWS and num_steps >= RECENT_STEPS:
@@ -61,8 +62,9 @@ def num_recent(rows: Sequence[Sequence[StepRecord]]) -> int:
 def suspected(recorded: Recorded, unit: ModuleType, whose: str) -> Suspected:
     """Ask the unit's `stragglers`, `desynchronized` and `nan_origin`.
 
-    The first sees the newest rows, the second the newest one, the third all of them: a
-    nan stays, and only the first step with one tells the ranks apart.
+    The first gets the newest rows and the second only the newest one. The third gets
+    all of them, because a nan stays, and only the first step with one tells the ranks
+    apart.
     """
     rows = rows_of(recorded)
     if not rows:
@@ -91,9 +93,10 @@ def suspected(recorded: Recorded, unit: ModuleType, whose: str) -> Suspected:
 
 
 def _as_unit_records(row: Sequence[StepRecord], record_of: Any) -> list[Any]:
-    """The row as the unit's records, of one step: seconds are means over its steps.
+    """Convert a row to the unit's records of one step, with means over its steps.
 
-    Where gradients were inf or nan in several of the row's steps, the first one counts.
+    If gradients were inf or nan in several of the row's steps, the first of these
+    counts.
     """
     first = min((r.nonfinite_step for r in row if r.nonfinite_step), default=None)
     return [

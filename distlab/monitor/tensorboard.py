@@ -1,4 +1,4 @@
-"""Figures as TensorBoard's event files, written by torch's own `SummaryWriter`."""
+"""Write figures as TensorBoard's event files, with torch's own `SummaryWriter`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from distlab.monitor.records import StepRecord
 
 
 class TensorBoard:
-    """Event files in `folder`: `tensorboard --logdir FOLDER` draws them.
+    """Event files in `folder`, which `tensorboard --logdir FOLDER` shows.
 
-    Figures of the run stand under `run/`, each rank's loss and shares under `ranks/`,
-    one curve for each rank in one chart.
+    Figures of the run appear under `run/`, and each rank's loss and shares under
+    `ranks/`, with one curve per rank in the same chart.
 
     Raises:
-        ModuleNotFoundError: tensorboard is not installed.
-        OSError: the folder cannot be written.
+        ModuleNotFoundError: tensorboard isn't installed.
+        OSError: the folder can't be written.
     """
 
     name = "TensorBoard"
@@ -27,7 +27,7 @@ class TensorBoard:
         self._writer = module.SummaryWriter(str(folder))
 
     def record(self, record: StepRecord) -> None:
-        """One point of each of this rank's curves."""
+        """Add one point to each of this rank's curves."""
         figures = {
             "loss": record.loss,
             "step_s": record.step_s,
@@ -41,10 +41,10 @@ class TensorBoard:
                 )
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """One point of each of the run's curves."""
+        """Add one point to each of the run's curves."""
         for name, value in figures.items():
             self._writer.add_scalar(f"run/{name}", value, step)
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Write everything that is still in memory."""
         self._writer.close()

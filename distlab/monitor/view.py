@@ -1,4 +1,4 @@
-"""What `distlab top` says of a folder of records: plain lines, for any screen.
+"""Show a folder of records for `distlab top`, as plain lines for any screen.
 
     one · digits · 3 ranks · epoch 4 of 10 · step 92 · 11.0 s
     last record 0.2 s ago
@@ -9,7 +9,7 @@
        0     92    1.0049     11.6  ▒████░░░░░░░░░░░░░░░   2%  18%  80%
        2     82    1.0311     12.1  ▒███████████████░░░░   2%  77%  21%  10 behind
 
-Where not all ranks have room, those that are suspected or behind stand first.
+If not all ranks fit, those that are suspected or behind come first.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def view(
     height: int,
     suspected: Suspected | None = None,
 ) -> list[Line]:
-    """The newest state as at most `height` lines of `width` columns.
+    """Return the newest state as at most `height` lines of `width` columns.
 
-    `now_s` is Unix time, as in the records. Ranks that have no room are counted in the
-    last line; those that are suspected, behind, or slowest to reach a communication,
-    come first. Without `suspected` nothing is said of suspects.
+    `now_s` is Unix time, as in the records. If not all ranks fit, the last line counts
+    the rest; ranks that are suspected, behind, or slowest to reach a communication come
+    first. Without `suspected`, the view doesn't mention suspects.
     """
     newest = {rank: rows[-1] for rank, rows in recorded.records.items() if rows}
     ended = _ended(recorded, width)
@@ -65,7 +65,7 @@ def view(
 
 
 def _ended(recorded: Recorded, width: int) -> list[Line]:
-    """Why the run did not finish, if it has ended so."""
+    """Return why the run didn't finish, if it has ended that way."""
     return [("fail", text) for text in textwrap.wrap(recorded.autopsy, width)[:_REASON]]
 
 
@@ -132,7 +132,7 @@ def _head(
 
 
 def _filled(texts: Sequence[str], width: int) -> list[str]:
-    """The texts side by side, on as many lines as they need."""
+    """Arrange the texts side by side, on as many lines as they need."""
     lines = list(texts[:1]) or [""]
     for text in texts[1:]:
         if len(lines[-1]) + len(text) + 3 <= width:
@@ -171,7 +171,7 @@ def _row(record: StepRecord, most: int, *, is_named: bool) -> Line:
 
 
 def bar(shares: Sequence[float], width: int = _BAR) -> str:
-    """Data, compute and communication as parts of `width` columns, all of them used."""
+    """Draw data, compute and communication as parts of a bar of `width` columns."""
     ends = [round(sum(shares[: i + 1]) / (sum(shares) or 1) * width) for i in range(3)]
     data, compute, _ = ends
     return (
@@ -192,7 +192,7 @@ def _foot(
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as a person says them: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    """Return seconds as a person would say them: 4.2 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

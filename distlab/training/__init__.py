@@ -1,1 +1,1 @@
-"""Trainings that the commands run and show: on real ranks, beside one process."""
+"""Trainings that the commands run on real ranks and compare with a single process."""

@@ -1,9 +1,9 @@
-"""A real data-parallel training, on the course's own loader and `fit`; watched.
+"""Run a real data-parallel training with the course's loader and `fit`, and watch it.
 
     parent       checks the files, starts the ranks, shows what they report
     each rank    reads the files by itself, as on another machine it would have to
 
-The same program with one rank is what the ranks are compared with.
+For comparison, we run the same program with one rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GPU_LIMITS = replace(_LIMITS, memory_bytes=4096 * _GIB)  # CUDA reserves addres
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a rank is: `step` counts from 1, over all epochs; `loss` is its own."""
+    """A rank's progress; `step` counts from 1 over all epochs, `loss` is its own."""
 
     rank: int
     epoch: int
@@ -59,7 +59,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
-    """One epoch over all ranks; `loss` and `accuracy` are held-out ones."""
+    """One epoch over all ranks; `loss` and `accuracy` are of held-out samples."""
 
     train_loss: float
     loss: float
@@ -70,7 +70,7 @@ class EpochRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DdpResult:
-    """What a training gave. `communication` and `data_wait` are shares of the time."""
+    """The result of a training; `communication` and `data_wait` are shares of time."""
 
     config: DdpConfig
     epochs: tuple[EpochRow, ...]
@@ -87,31 +87,31 @@ class DdpResult:
 
     @property
     def accuracy(self) -> float:
-        """The share of held-out samples that the trained model reads rightly."""
+        """The share of held-out samples that the trained model classifies correctly."""
         return self.accuracies[0]
 
     @property
     def epoch_s(self) -> float:
-        """How long an epoch took, in the middle of all."""
+        """The median duration of an epoch in seconds."""
         return statistics.median(row.seconds for row in self.epochs)
 
     @property
     def throughput(self) -> float:
-        """Samples a second, over all ranks and epochs."""
+        """Samples per second, over all ranks and epochs."""
         seconds = sum(row.seconds for row in self.epochs)
         return sum(row.throughput * row.seconds for row in self.epochs) / seconds
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Each rank's weights in eight hex digits: equal exactly if all bits are."""
+        """Each rank's weights as eight hex digits, which are equal if all bits are."""
         return tuple(digest(weights) for weights in self.weights)
 
     def cost(self, rate: float) -> float:
-        """Workers × hours × what one worker costs an hour."""
+        """Return workers × hours × the price of one worker per hour."""
         return cost_of(self.config.world_size, self.seconds, rate)
 
     def failures(self) -> list[str]:
-        """One sentence for each thing that the ranks should agree on and do not."""
+        """Return a sentence for each point on which the ranks disagree."""
         found = []
         num_ranks, distinct = len(self.digests), len(set(self.digests))
         if distinct > 1:
@@ -128,10 +128,10 @@ class DdpResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """N ranks and one process, which took the same global batches.
+    """The result of n ranks, compared with one process on the same global batches.
 
     The differences are the largest between two weights, after the first step and at the
-    end; `speedup` is above 1 where the ranks were quicker.
+    end. `speedup` is above 1 if the ranks were faster.
     """
 
     first_difference: float
@@ -140,7 +140,7 @@ class Beside:
     tolerance: float | None  # of the first difference; None where nothing can be said
 
     def failures(self) -> list[str]:
-        """Why it is not the same training, if it is not."""
+        """Say why it isn't the same training; empty if it is."""
         if self.tolerance is None or self.first_difference <= self.tolerance:
             return []
         return [
@@ -165,21 +165,24 @@ def train(
     on_word: Callable[[str, str], None] | None = None,
     idle_s: float = math.inf,
 ) -> DdpResult:
-    """Train on `config.world_size` processes; the callbacks hear of it meanwhile.
+    """Train on `config.world_size` processes, and report progress to the callbacks.
 
-    `on_shards` gets everybody's first samples and the steps of an epoch; `on_epoch` the
-    number of an epoch that has ended, and its mean loss; `on_log` what `fit` logs.
-    `monitor` hears the records of the ranks' steps, made as `monitored` says, and each
-    validation; the ranks then note the call that they are in, so that a hang is named.
+    `on_shards` gets every rank's first samples and the number of steps in an epoch.
+    `on_epoch` gets the number and the mean loss of each epoch that ends, and `on_log`
+    gets what `fit` logs. `monitor` gets each validation and the records of the ranks'
+    steps, made as `monitored` says. With a monitor, the ranks also note which call they
+    are in, so that we can name a hang.
 
-    With `checkpointing`, `units` has "fault_tolerance", too, and `on_word` hears of
-    "checkpoint" (where it goes on) and "warning". The losses of epochs before that are
-    in the rows of the epochs only.
+    With `checkpointing`, `units` must also have "fault_tolerance", and `on_word`
+    receives "checkpoint" (where the training continues) and "warning". If a training
+    continues from a checkpoint, the losses of earlier epochs are only in the rows of
+    the epochs.
 
     Raises:
-        RefusedError: it cannot go on from the checkpoint; one line says why.
-        RunnerError: the ranks did not finish, or did nothing for `idle_s` seconds; it
-            says why.
+        RefusedError: the training can't continue from the checkpoint; one line says
+            why.
+        RunnerError: the ranks didn't finish, or did nothing for `idle_s` seconds; the
+            message says why.
     """
     limits = _GPU_LIMITS if config.device == "cuda" else _LIMITS
     ear = _Ear(
@@ -233,7 +236,7 @@ def train_alone(
     on_moment: Callable[[Moment], None] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> DdpResult:
-    """The same training by one process: the same global batches, the same program."""
+    """Run the same program in one process, on the same global batches."""
     return train(
         cluster,
         replace(config, world_size=1),
@@ -246,11 +249,12 @@ def train_alone(
 
 
 def compare(on_ranks: DdpResult, alone: DdpResult) -> Beside:
-    """Set the ranks beside one process.
+    """Compare the ranks with one process.
 
-    What is judged is the first step. Later, rounding grows: a weight that differs in
-    its last digit changes the next gradient. Adam divides a gradient by its own size,
-    so there a gradient of nearly zero can turn a step round, and nothing is judged.
+    We only judge the first step, because rounding grows after that: a weight that
+    differs in its last digit changes the next gradient. Adam divides a gradient by its
+    own size, so that a gradient of nearly zero can reverse a step. With Adam, we
+    therefore don't judge anything.
     """
     (one,) = alone.weights
     return Beside(
@@ -262,7 +266,7 @@ def compare(on_ranks: DdpResult, alone: DdpResult) -> Beside:
 
 
 def _rounding(alone: DdpResult) -> float:
-    """What adding up in another order may change in the first step."""
+    """Return how much another order of additions may change the first step."""
     before, after = in_a_row(make_model(alone.config)), alone.first_weights
     last_digit = float(torch.finfo(after.dtype).eps)
     change, largest = _apart(after, before), float(after.abs().max())
@@ -294,7 +298,7 @@ def _total(values: list[dict[str, Any]], name: str) -> float:
 
 @dataclass
 class _Ear:
-    """Sorts what the ranks report."""
+    """Sorts the messages that the ranks report."""
 
     world_size: int
     on_shards: Callable[[list[Shard], int], None] | None

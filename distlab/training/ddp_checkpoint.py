@@ -1,8 +1,8 @@
-"""The checkpoints of `distlab ddp`, on one rank; the unit `fault_tolerance` saves them.
+"""The checkpoints of `distlab ddp` on one rank, which the unit `fault_tolerance` saves.
 
-A checkpoint has the state of the run, and how far the rank's report is: so the report
-of a resumed training has all epochs. Training goes on when a checkpoint cannot be
-saved; it does not begin when one cannot be loaded.
+A checkpoint has the state of the run and the rank's report so far, so that the report
+of a resumed training covers all epochs. If a checkpoint can't be saved, training
+continues. If one can't be loaded, training doesn't begin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ All others must be the same as before. `lr_scaling` is part of the learning rate
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Where the checkpoints are; `every` so many steps, or 0: after each epoch."""
+    """Where and how often to save: every `every` steps, or after each epoch if 0."""
 
     folder: str
     every: int = 0
@@ -36,11 +36,11 @@ class Checkpointing:
 
 
 class RefusedError(ValueError):
-    """A training cannot go on from what is in the folder; one line says why."""
+    """Raised if a training can't continue from the folder's contents; says why."""
 
 
 class Checkpoints:
-    """Collective: all ranks make it, and save in the same steps.
+    """Saves and loads checkpoints; all ranks create it and save in the same steps.
 
     `data` identifies the files of the data set.
     """
@@ -72,12 +72,12 @@ class Checkpoints:
             self._saver = unit.AsyncSaver(self._comm, self._disk)
 
     def resume(self) -> State | None:
-        """Set the run to the newest checkpoint; returns what was saved as `progress`.
+        """Set the run to the newest checkpoint; return what was saved as `progress`.
 
-        None if nothing is to be resumed, or there is no checkpoint yet.
+        Returns None if you didn't ask to resume, or if there is no checkpoint yet.
 
         Raises:
-            RefusedError: it cannot go on from there; all ranks raise it.
+            RefusedError: on all ranks, if the training can't continue from there.
         """
         if not self._order.resume or self._disk is None:
             return None
@@ -100,15 +100,15 @@ class Checkpoints:
         return progress | {"loader": found.shared["loader"]}
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is wanted after this step."""
+        """Return True if we should save a checkpoint after this step."""
         return self._order.every > 0 and step % self._order.every == 0
 
     def is_due_after(self, num_epochs: int) -> bool:
-        """Whether one is wanted after so many epochs: in any case after the last."""
+        """Return True if we should save after this many epochs, as after the last."""
         return self._order.every == 0 or num_epochs == self._num_epochs
 
     def save(self, step: int, progress: State) -> None:
-        """Begin to save; an earlier one that failed is said once."""
+        """Begin to save; report once if an earlier save failed."""
         if self._saver is None:
             return
         num_epochs = len(progress["metrics"])
@@ -126,7 +126,7 @@ class Checkpoints:
             self._failed(lambda: saver.save(step, *state))
 
     def close(self) -> None:
-        """Wait for the last one; say how many failed, if more than one did."""
+        """Wait for the last save, and report how many failed if more than one did."""
         if self._saver is None:
             return
         self._failed(self._saver.wait)
@@ -164,9 +164,10 @@ class Checkpoints:
             )
 
     def _require_nothing_else(self) -> None:
-        """A folder without a checkpoint of ours, and with other files, is another's.
+        """Refuse a folder that has other files but none of our checkpoints.
 
-        What a first save left that was cut short is ours: the next save removes it.
+        If a first save was cut short, its files are ours, and the next save removes
+        them.
         """
         assert self._disk is not None
         names = [name for name in self._disk.names() if step_of(name) is None]
@@ -196,7 +197,7 @@ def _opened(folder: str) -> tuple[RealDisk | None, str]:
 
 
 def _kind(disk: RealDisk, name: str) -> str:
-    """What to say of a file by its first bytes."""
+    """Describe a file by its first bytes."""
     try:
         data = disk.read(name)
     except DiskError:  # naming the file is enough

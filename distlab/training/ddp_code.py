@@ -1,4 +1,4 @@
-"""Whose loader and trainer the ranks run, and whether their tasks are finished."""
+"""Choose whose loader and trainer the ranks run; check that the tasks are finished."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ EVALUATE = "trainer.evaluate"
 
 
 def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
-    """The code of both units: `code` is reference, mine, or files that hold one each.
+    """Return the code of both units.
 
-    Without any it is what `distlab use` says, task by task.
+    `code` is "reference", "mine", or files that hold one unit each. If it is empty,
+    `distlab use` decides, task by task.
 
     Raises:
-        ValueError: a file cannot be read or holds neither unit, or some task that the
-            training needs is not finished.
+        ValueError: a file can't be read or holds neither unit, or a task that the
+            training needs isn't finished.
     """
     curriculum = load_curriculum()
     if not code:
@@ -60,10 +61,10 @@ def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:
 
 
 def choose_saver() -> dict[str, Choice]:
-    """The unit that saves and loads checkpoints, as `distlab use` says.
+    """Return the unit that saves and loads checkpoints, as `distlab use` says.
 
     Raises:
-        SourceError: the learner's file is demanded and is no Python.
+        SourceError: you ask for the learner's file, but it isn't valid Python.
     """
     return {"fault_tolerance": chosen_unit(load_curriculum(), "fault_tolerance")}
 
@@ -78,12 +79,12 @@ def _choice(curriculum: Curriculum, source: UnitSource) -> Choice:
 
 
 def evaluates_itself(units: Mapping[str, Choice]) -> bool:
-    """Whether the ranks evaluate with the same code as they train with."""
+    """Return True if the ranks evaluate with the same code that trains."""
     return EVALUATE not in units["trainer"].grafts
 
 
 def as_parts(unit: Choice) -> dict[str, Any]:
-    """A unit's code as it travels to the ranks."""
+    """Return a unit's code in the form in which we send it to the ranks."""
     return {
         "source": travelling(unit.source),
         "reference": travelling(unit.reference),
@@ -92,7 +93,7 @@ def as_parts(unit: Choice) -> dict[str, Any]:
 
 
 def whose(units: Mapping[str, Choice]) -> tuple[str, ...]:
-    """As in `--code`: whose the tasks are that the training needs, where both are."""
+    """Return, as in `--code`, whose tasks the training runs in both units."""
     mine: list[str] = []
     theirs: list[str] = []
     for name, choice in units.items():
@@ -119,7 +120,7 @@ def _needed(choice: Choice, entries: tuple[str, ...]) -> set[str]:
 
 
 def is_reference(code: tuple[str, ...]) -> bool:
-    """Whether nothing of the learner's runs."""
+    """Return True if none of the learner's code runs."""
     return set(code) <= {"reference"}
 
 

@@ -1,4 +1,4 @@
-"""What a training of `distlab ddp` is: every wish checked, every default filled in."""
+"""The settings of a training of `distlab ddp`, checked and completed with defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a data set is trained with where nothing else is said."""
+    """The default settings for a data set."""
 
     epochs: int
     global_batch_size: int
@@ -39,12 +39,12 @@ _ADAPTIVE_RATE = 1e-3  # of Adam and AdamW, whatever the data
 
 @dataclass(frozen=True, kw_only=True)
 class DdpConfig:
-    """One training on `world_size` ranks.
+    """The settings of one training on `world_size` ranks.
 
-    Of each global batch the largest multiple of `multiple_of` samples is used, so that
-    all ranks have equally many. `learning_rate` is that of the optimizer, scaling
-    included. `code` is whose units the ranks run: reference, mine, or files; none: what
-    `distlab use` says.
+    From each global batch, we use the largest multiple of `multiple_of` samples, so
+    that all ranks have equally many. `learning_rate` is the optimizer's, after scaling.
+    `code` says whose units the ranks run: "reference", "mine", or files. If it is
+    empty, `distlab use` decides.
     """
 
     dataset: str
@@ -63,27 +63,27 @@ class DdpConfig:
 
     @property
     def backend(self) -> str:
-        """What carries the ranks' messages."""
+        """The transport for the ranks' messages."""
         return "nccl" if self.device == "cuda" else "gloo"
 
     @property
     def samples_per_rank(self) -> int:
-        """How many samples of a global batch each rank has."""
+        """The number of samples of a global batch that each rank has."""
         return self.equal_size(self.global_batch_size)
 
     @property
     def step_size(self) -> int:
-        """How many samples of a global batch all ranks have together."""
+        """The number of samples of a global batch that all ranks have together."""
         return self.samples_per_rank * self.world_size
 
     def equal_size(self, size: int) -> int:
-        """How many samples of a batch of `size` each rank has."""
+        """Return how many samples of a batch of `size` each rank has."""
         return size // self.multiple_of * self.multiple_of // self.world_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What was asked for; None where it was not."""
+    """The settings that the user asked for; None for those left open."""
 
     world_size: int = 2
     epochs: int | None = None
@@ -101,10 +101,10 @@ class Wishes:
 
 
 def make_config(wishes: Wishes, *, num_gpus: int) -> DdpConfig:
-    """The training that was asked for, on a machine with so many GPUs.
+    """Return the training that the user asked for, on a machine with `num_gpus` GPUs.
 
     Raises:
-        ValueError: it contradicts itself, or cannot be here.
+        ValueError: the settings contradict each other, or don't work on this machine.
     """
     w = wishes
     _one_of(w.dataset, tuple(PRESETS), "--dataset")

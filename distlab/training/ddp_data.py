@@ -1,4 +1,4 @@
-"""The data and the model of `distlab ddp`, the same for parent and ranks."""
+"""The data and the model of `distlab ddp`, the same for the parent and the ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Split = Digits | Images
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a data set is from: its four files, or none for the digits; a note on it.
+    """Where a data set comes from: four files, or None for the digits, and a note.
 
-    `known` is the set that the files must be, to the bit.
+    `known` is the set whose bytes the files must match.
     """
 
     files: Files | None
@@ -48,11 +48,11 @@ def locate(
     may_download: bool = False,
     say: Callable[[str], None] = print,
 ) -> Origin:
-    """Find the files of `dataset`: in `folder`, or where they usually are.
+    """Find the files of `dataset` in `folder`, or in the usual places.
 
     Raises:
-        ValueError: they are not there, or the wishes contradict each other.
-        OSError: they could not be downloaded.
+        ValueError: the files don't exist, or the settings contradict each other.
+        OSError: the files couldn't be downloaded.
     """
     if dataset == "digits":
         if folder or may_download:
@@ -93,22 +93,22 @@ def _where_usual(known: KnownSet) -> Files:
 
 
 def read_split(files: Files | None, known: KnownSet | None = None) -> Split:
-    """The images and targets, to train on and held out.
+    """Read the images and targets, both to train on and held out.
 
     Raises:
-        IdxError: a file is damaged, or not the known one.
+        IdxError: a file is damaged, or isn't the known one.
     """
     return read_images(files, known) if files else load_digits_split()
 
 
 def make_model(config: DdpConfig, rank: int = 0) -> nn.Module:
-    """The network for the data set; every rank starts elsewhere, as real ranks do."""
+    """Create the network for the data set, with different weights on each rank."""
     make = make_mlp if config.dataset == "digits" else make_convnet
     return make(seed=config.seed + rank)
 
 
 def make_optimizer(config: DdpConfig, model: nn.Module) -> Optimizer:
-    """The optimiser that was asked for."""
+    """Create the optimizer that the user asked for."""
     parameters, decay = model.parameters(), config.weight_decay
     if config.optimizer == "sgd":
         return SGD(

@@ -1,4 +1,4 @@
-"""How long a training will take: a few steps of it, and a few of its messages."""
+"""Estimate how long a training will take, from a few of its steps and messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S = 0.5  # until the ranks have read the data, where nothing was measured
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What the ranks needed to start, and for the messages of one step."""
+    """The seconds that ranks need to start, and for the messages of one step."""
 
     start_s: float
     messages_s: float
@@ -33,9 +33,10 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """`step_s` was measured without messages; more ranks than cores take turns.
+    """An estimated duration; if there are more ranks than cores, they take turns.
 
-    Without a probe `messages_s` is None, and `seconds` a lower bound.
+    `step_s` was measured without messages. Without a probe, `messages_s` is None and
+    `seconds` is a lower bound.
     """
 
     num_steps: int
@@ -46,15 +47,15 @@ class Estimate:
     world_size: int
 
     def cost(self, rate: float) -> float:
-        """Workers × hours × what one worker costs an hour."""
+        """Return workers × hours × the price of one worker per hour."""
         return cost_of(self.world_size, self.seconds, rate)
 
 
 def probe(cluster: Cluster, config: DdpConfig, *, journal: bool = False) -> Probe:
-    """Start the ranks once and let them average something as large as the gradients.
+    """Start the ranks once, and let them average as many numbers as in the gradients.
 
     Raises:
-        RunnerError: they did not come to the end of it.
+        RunnerError: the ranks didn't finish.
     """
     sizes = [parameter.numel() for parameter in make_model(config).parameters()]
     run = cluster.run(
@@ -73,7 +74,7 @@ def probe(cluster: Cluster, config: DdpConfig, *, journal: bool = False) -> Prob
 
 
 def messages_as_rank(context: RankContext, sizes: Sequence[int]) -> dict[str, float]:
-    """The messages of a step, a few times: a sum for each parameter, and one number."""
+    """Time the messages of a step: a sum for each parameter, and one number."""
     comm = context.comm
     tensors = [torch.zeros(size, device=comm.device) for size in (1, *sizes)]
     began, took = time.perf_counter(), []
@@ -89,7 +90,7 @@ def messages_as_rank(context: RankContext, sizes: Sequence[int]) -> dict[str, fl
 
 
 def estimate(config: DdpConfig, data: Split, probed: Probe | None = None) -> Estimate:
-    """Time a few steps on one rank's share of a batch, on one thread as a rank has."""
+    """Time a few steps on one rank's share of a batch, using one thread like a rank."""
     num_samples = len(data.train_targets)
     per_epoch = -(-num_samples // config.global_batch_size)
     num_steps = per_epoch * config.epochs

@@ -1,9 +1,9 @@
-"""The training of `distlab ddp` on one rank: the course's loader and `fit`, watched.
+"""Run `distlab ddp` on one rank: the course's loader and `fit`, watched.
 
-The loader and the loss function are wrapped to see how far it is. What is trained, and
-how, is the units' own doing. `fit` wants equally many samples on every rank: what of a
-global batch does not divide is left out. After an epoch's batches the unit's `evaluate`
-measures the model.
+We wrap the loader and the loss function to see how far the rank is. The units alone
+decide what is trained and how. Because `fit` needs equally many samples on every rank,
+we leave out the part of a global batch that doesn't divide. At the end of an epoch, the
+unit's `evaluate` measures the model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Monitored:
-    """How often a rank records its steps; the folder of its profile, if one is due."""
+    """How often a rank records its steps, and the folder of its profile, if any."""
 
     log_every_n_steps: int
     profile: str = ""
@@ -73,7 +73,7 @@ def train_as_rank(
     monitored: dict[str, Any] | None = None,
     checkpointing: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The whole training, as one rank lives it; `files` and `units` as text."""
+    """Run the whole training on one rank; `files` and `units` are text."""
     config, comm = DdpConfig(**settings), context.comm
     trainer, data_loader = _unit(units["trainer"]), _unit(units["data_loader"])
     data = read_split({name: Path(path) for name, path in files.items()} or None)
@@ -161,7 +161,7 @@ class _Watch:
     _profiler: StepProfiler | None = None
 
     def attend(self, monitored: Monitored, optimizer: Optimizer) -> None:
-        """From now on, record the steps and report the records."""
+        """Record the steps from now on, and report the records."""
         context, traffic = self.context, self.context.traffic
         self._meter = StepMeter(
             context.comm.rank,
@@ -178,7 +178,7 @@ class _Watch:
             )
 
     def resume(self) -> int:
-        """Continue from a checkpoint, if asked to; how many batches to skip."""
+        """Continue from a checkpoint if asked to; return how many batches to skip."""
         found = self.checkpoints.resume() if self.checkpoints else None
         if found is None:
             return 0
@@ -191,7 +191,7 @@ class _Watch:
         return int(found["loader"]["num_delivered"]) if self._resumed else 0
 
     def save(self) -> None:
-        """Begin to save a checkpoint of this moment."""
+        """Begin to save a checkpoint of the current state."""
         assert self.checkpoints is not None
         progress = {
             "epochs": [vars(epoch) for epoch in self.epochs],
@@ -241,7 +241,7 @@ class _Watch:
         self.context.report({"epoch": len(self.epochs) - 1, **vars(epoch)})
 
     def loss_fn(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy; in a training step it is noted down."""
+        """Return the mean cross-entropy; in a training step, also record it."""
         loss = cross_entropy(outputs, targets)
         if torch.is_grad_enabled():  # evaluation asks for none
             self._loss = loss.detach()
@@ -257,11 +257,11 @@ class _Watch:
 
 
 class _WatchedLoader:
-    """The loader itself, except that its batches are counted, cut and on the device.
+    """A loader whose batches are also counted, cut, and moved to the device.
 
-    `sizes` says how many samples of each batch this rank's `fit` gets; a batch of which
-    it gets none is passed over, on all ranks alike. `skipped` batches of the first
-    epoch were trained with before this training was resumed.
+    `sizes` says how many samples of each batch this rank's `fit` gets. If it gets none,
+    all ranks skip the batch. `skipped` is how many batches of the first epoch were
+    trained on before this training was resumed.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class _WatchedLoader:
         return sum(size > 0 for size in self._sizes)
 
     def set_epoch(self, epoch: int) -> None:
-        """As that of the loader."""
+        """Call the loader's own set_epoch."""
         self._loader.set_epoch(self._first_epoch + epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -333,7 +333,7 @@ class _Account:
         self._sent_bytes = self._traffic.sent_bytes
 
     def settle(self) -> None:
-        """Add what there is since the last time."""
+        """Add the time and the bytes since the last call."""
         self.epoch.seconds += time.perf_counter() - self._started
         self.epoch.communication_s += self._traffic.in_calls_s - self._in_calls_s
         self.epoch.loss_sum = float(self._watch._sum)
@@ -361,14 +361,14 @@ def _report_shard(context: RankContext, loader: Any, sizes: list[int]) -> None:
 
 
 def _identity(config: DdpConfig, data: Split) -> str:
-    """Identify your own files by a digest; the name of a known set is enough."""
+    """Identify your own files by a digest; a known set just by its name."""
     if config.dataset != IDX:
         return ""
     return f"of the SHA-256 {digest(data.train_inputs, data.train_targets)}…"
 
 
 def _sizes(config: DdpConfig, data: Split) -> list[int]:
-    """The sizes of an epoch's global batches."""
+    """Return the sizes of an epoch's global batches."""
     num_samples, size = len(data.train_targets), config.global_batch_size
     starts = range(0, num_samples, size)
     return [min(size, num_samples - start) for start in starts]
@@ -386,10 +386,10 @@ def _held_out(
 
 
 def _as_numbers(history: Any, epochs: int) -> tuple[float, ...]:
-    """What `fit` returned: the mean training loss of each epoch.
+    """Return the mean training loss of each epoch, as `fit` returned it.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `fit` returned something else.
     """
     try:
         rows = tuple(float(loss) for loss in history)

@@ -1,7 +1,7 @@
-"""The final weights of `distlab ddp` as a file, for `torch.load(…, weights_only=True)`.
+"""Save the final weights of `distlab ddp` for `torch.load(…, weights_only=True)`.
 
-A state_dict and nothing else: no class of ours is needed to read it, and no code in it
-can run.
+The file is only a state_dict, so you don't need any of our classes to read it, and it
+contains no code that could run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from distlab.training.ddp_data import make_model
 
 
 def save_model(result: DdpResult, path: Path) -> None:
-    """Write rank 0's weights to `path`; a file that is there is replaced at the end.
+    """Write rank 0's weights to `path`, replacing an existing file only at the end.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: the file can't be written; an existing one is unchanged.
     """
     model = make_model(result.config)
     vector_to_parameters(result.weights[0], model.parameters())
@@ -36,10 +36,10 @@ def save_model(result: DdpResult, path: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Before minutes of training.
+    """Check that we can write `path`, before minutes of training.
 
     Raises:
-        ValueError: no file can be written at `path`; says why.
+        ValueError: we can't write a file at `path`; the message says why.
     """
     folder = path.resolve().parent
     if path.is_dir():

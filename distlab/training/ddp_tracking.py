@@ -1,7 +1,7 @@
-"""One MLflow run for one training: parameters, metrics of each epoch, the digest.
+"""Log one MLflow run per training: parameters, metrics of each epoch, the digest.
 
-Written by the parent process: no rank needs MLflow, and there is one run, not one for
-each rank. With `--monitor` the figures of the steps are logged while the ranks train.
+The parent process writes it. No rank needs MLflow, and there is one run rather than one
+for each rank. With `--monitor`, we log the figures of the steps while the ranks train.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distlab.training.ddp_config import DdpConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """Where a run was written down."""
+    """Where a run was logged."""
 
     uri: str
     experiment: str
@@ -31,16 +31,16 @@ class Tracked:
 
 
 def require_mlflow() -> Any:
-    """MLflow's module.
+    """Import MLflow and return it.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the sentence says what does it.
+        ModuleNotFoundError: MLflow isn't installed; the message says how to install it.
     """
     return needed("mlflow", "--track mlflow")
 
 
 def store_uri(state_folder: Path) -> str:
-    """Where runs go: to MLFLOW_TRACKING_URI, or else into `state_folder`/mlflow.db."""
+    """Return where runs go: to MLFLOW_TRACKING_URI, or `state_folder`/mlflow.db."""
     own = os.environ.get("MLFLOW_TRACKING_URI")
     if own:
         return own
@@ -49,11 +49,12 @@ def store_uri(state_folder: Path) -> str:
 
 
 def prepare(dataset: str, uri: str) -> Any:
-    """MLflow, ready to write: asked before any rank starts, so that nothing is lost.
+    """Prepare MLflow before any rank starts, so that no result gets lost.
 
     Raises:
-        ModuleNotFoundError: MLflow, or what it needs for this store, is missing.
-        ValueError: the store cannot be used.
+        ModuleNotFoundError: MLflow, or a library that it needs for this store, is
+            missing.
+        ValueError: the store can't be used.
     """
     mlflow = require_mlflow()
     if mlflow.active_run() is not None:
@@ -77,21 +78,21 @@ def prepare(dataset: str, uri: str) -> Any:
 
 
 def experiment_name(dataset: str) -> str:
-    """What the runs of a data set are gathered under."""
+    """Return the name of the experiment for the runs of a data set."""
     return f"{dataset}-training"
 
 
 class TrackedRun:
-    """One run, from before the ranks start: the active one, or else a new one.
+    """One run, opened before the ranks start: the active one, or else a new one.
 
-    A training that ends in an error leaves a run with the status FAILED.
+    If a training ends with an error, its run gets the status FAILED.
     """
 
     def __init__(self, mlflow: Any, config: DdpConfig) -> None:
-        """Begin it.
+        """Begin the run.
 
         Raises:
-            ValueError: MLflow cannot.
+            ValueError: MLflow can't begin it.
         """
         self._mlflow, run = mlflow, mlflow.active_run()
         self._is_ours = run is None
@@ -112,7 +113,7 @@ class TrackedRun:
         beside: Beside | None = None,
         model_file: Path | None = None,
     ) -> Tracked:
-        """Write parameters, metrics and the saved model, and end the run."""
+        """Log parameters, metrics and the saved model, and end the run."""
         mlflow = self._mlflow
         mlflow.log_params(parameters(result, rate))
         for step, row in enumerate(result.epochs, start=1):
@@ -136,7 +137,7 @@ class TrackedRun:
         )
 
     def fail(self) -> None:
-        """The training did not end as it should; once the run has ended, nothing."""
+        """Mark the run as failed, unless it has ended already."""
         self._end("FAILED")
 
     def _end(self, status: str) -> None:
@@ -146,7 +147,7 @@ class TrackedRun:
 
 
 def parameters(result: DdpResult, rate: float) -> dict[str, Any]:
-    """What the training was: all that is needed to repeat it."""
+    """Return everything that you need to repeat the training."""
     config = result.config
     return {
         **asdict(config),
@@ -161,7 +162,7 @@ def parameters(result: DdpResult, rate: float) -> dict[str, Any]:
 
 
 def metrics(result: DdpResult, rate: float, beside: Beside | None) -> dict[str, float]:
-    """How it went, as one number each."""
+    """Return the results of the training, as one number each."""
     hours = result.seconds / SECONDS_AN_HOUR
     found = {
         "final_accuracy": result.accuracy,

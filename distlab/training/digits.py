@@ -1,9 +1,9 @@
-"""The course's standard experiment: n ranks train on the digits; is it one training?
+"""The course's standard experiment: train on the digits on n ranks and in one process.
 
-The same training is run twice: on ranks, with the learner's or the reference's
-`trainer`, and alone, in plain PyTorch. What is compared is weights, because accuracy
-does not notice when ranks never talk to each other, or add where they should average.
-Both mistakes are modes here, to be run as controls.
+We run the same training twice: on ranks, with the learner's or the reference's
+`trainer`, and alone, in plain PyTorch. Then we compare weights. Accuracy wouldn't show
+it if the ranks never communicate, or add where they should average. As controls, you
+can run both of these mistakes as modes.
 
     shuffled order   0 1 2 3 4 5 6 7 8 …      one shuffle, the same on every rank
     rank 0 of 4      0       4       8 …      and so on: rank 1 has 1, 5, 9 …
@@ -58,7 +58,7 @@ _LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Who a rank is and what it owns: its first places in the shuffled order."""
+    """A rank and its data: its first places in the shuffled order."""
 
     rank: int
     pid: int
@@ -68,7 +68,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far it is: `accuracy` is that after the epoch before, None in the first."""
+    """A rank's progress; `accuracy` is from the previous epoch, None in the first."""
 
     epoch: int
     loss: float
@@ -77,11 +77,11 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsResult:
-    """What a training gave: one entry of `weights` and `accuracies` for each rank.
+    """The result of a training; `weights` and `accuracies` have one entry per rank.
 
-    `weights` are a rank's parameters in a row. `communication` is the share of the
-    training time that ranks spend in calls to others, `step_bytes` what one rank sends
-    in a step; a library's all_reduce is counted as a ring's.
+    `weights` are a rank's parameters in one vector. `communication` is the share of the
+    training time that ranks spend in calls to others, and `step_bytes` is the number of
+    bytes that one rank sends in a step. We count a library's all_reduce as a ring's.
     """
 
     config: DigitsConfig
@@ -95,18 +95,18 @@ class DigitsResult:
 
     @property
     def num_steps(self) -> int:
-        """How many steps the whole training took."""
+        """The number of steps in the whole training."""
         count = len(load_digits_split().train_targets)
         return self.config.epochs * (count // self.config.global_batch_size)
 
     @property
     def accuracy(self) -> float:
-        """That of rank 0's model on the held-out digits."""
+        """The accuracy of rank 0's model on the held-out digits."""
         return self.accuracies[0]
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Each rank's weights in eight hex digits: equal exactly if all bits are."""
+        """Each rank's weights as eight hex digits, which are equal if all bits are."""
         return tuple(digest(weights) for weights in self.weights)
 
 
@@ -117,11 +117,11 @@ def train_on_ranks(
     on_shard: Callable[[Shard], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,
 ) -> DigitsResult:
-    """Train on `config.world_size` processes; the callbacks hear of it meanwhile.
+    """Train on `config.world_size` processes, and report progress to the callbacks.
 
     Raises:
-        RunnerError: the ranks did not finish; it says why.
-        SourceError: the trainer that `config.code` names cannot be read.
+        RunnerError: the ranks didn't finish; the message says why.
+        SourceError: the trainer that `config.code` names can't be read.
     """
     shards: dict[int, Shard] = {}
 
@@ -159,9 +159,10 @@ def train_on_ranks(
 
 
 def train_alone(config: DigitsConfig) -> DigitsResult:
-    """The same training in this process alone: plain PyTorch, no rank, no trainer.
+    """Run the same training in this process in plain PyTorch, without our trainer.
 
-    On one thread, as each rank has it: for so small a model a second one only costs.
+    It uses one thread, as each rank does, because a second one would only slow down so
+    small a model.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -206,7 +207,7 @@ def compare(
     *,
     accuracy_floor: float = ACCURACY_FLOOR,
 ) -> Proof:
-    """Set the weights of every rank beside those of one process."""
+    """Compare the weights of every rank with those of one process."""
     (one,) = alone.weights
     return Proof(
         difference=max(float((held - one).abs().max()) for held in on_ranks.weights),
@@ -217,7 +218,7 @@ def compare(
 
 
 def _trainer_parts(code: str) -> dict[str, str]:
-    """The trainer's text, read once: every rank runs the very same."""
+    """Read the trainer's text once, so that every rank runs the same code."""
     curriculum = load_curriculum()
     with naming_file():
         return travelling(read_source(curriculum, curriculum.units["trainer"], code))

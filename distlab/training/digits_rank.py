@@ -1,6 +1,7 @@
 """The standard experiment on one rank: its share of the data, its steps, its controls.
 
-Not in `digits.py`, so that the process that forks ranks imports no more than this.
+This isn't part of `digits.py`, so that the process that forks the ranks doesn't have to
+import more than this.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _NUM_FIRST = 3  # how many of its samples a rank names
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsConfig:
-    """One training. `code` is whose trainer the ranks run: mine, reference or a path.
+    """The settings of a training; `code` is mine, reference or a path to a trainer.
 
-    mode "averaged" is data-parallel training as it should be; "alone" leaves out the
-    averaging of gradients, and "summed" its division.
+    The mode "averaged" is correct data-parallel training, "alone" leaves out the
+    averaging of gradients, and "summed" leaves out the division.
     """
 
     world_size: int = 4
@@ -59,7 +60,7 @@ class DigitsConfig:
 def train_as_rank(
     context: RankContext, settings: dict[str, Any], trainer_parts: dict[str, str]
 ) -> dict[str, Any]:
-    """The whole training, as one rank lives it."""
+    """Run the whole training on one rank."""
     config, comm, traffic = DigitsConfig(**settings), context.comm, context.traffic
     data = load_digits_split()
     source = arrived(trainer_parts)
@@ -106,7 +107,7 @@ def step_alone(
     inputs: Tensor,
     targets: Tensor,
 ) -> float:
-    """Control: each rank steps along its own gradient and never talks to anybody."""
+    """Step along the rank's own gradient without communicating, as a control."""
     optimizer.zero_grad()
     loss = loss_fn(model(inputs), targets)
     loss.backward()
@@ -123,7 +124,7 @@ def step_summed(
     inputs: Tensor,
     targets: Tensor,
 ) -> float:
-    """Control: the gradients are added up and never divided."""
+    """Add up the gradients but never divide them, as a control."""
     optimizer.zero_grad()
     loss = loss_fn(model(inputs), targets)
     loss.backward()
@@ -138,7 +139,7 @@ def step_summed(
 def _my_batches(
     config: DigitsConfig, rank: int, epoch: int, count: int
 ) -> list[Tensor]:
-    """This rank's share of each global batch; an incomplete last one is dropped."""
+    """Return this rank's share of each global batch, without an incomplete last one."""
     usable = count - count % config.global_batch_size
     mine = shuffled(config.seed, epoch, count)[:usable][rank :: config.world_size]
     return list(mine.split(config.global_batch_size // config.world_size))
@@ -152,20 +153,20 @@ def _report_shard(context: RankContext, config: DigitsConfig, count: int) -> Non
 
 
 def accuracy_of(model: nn.Module, data: Digits) -> float:
-    """The share of held-out digits that `model` reads rightly."""
+    """Return the share of held-out digits that `model` classifies correctly."""
     with torch.no_grad():
         answers = model(data.held_out_inputs).argmax(dim=1)
     return float((answers == data.held_out_targets).double().mean())
 
 
 def in_a_row(model: nn.Module) -> Tensor:
-    """All parameters as one vector, in the model's own order."""
+    """Return all parameters as one vector, in the model's own order."""
     return torch.cat(
         [parameter.detach().reshape(-1) for parameter in model.parameters()]
     )
 
 
 def shuffled(seed: int, epoch: int, count: int) -> Tensor:
-    """The order of all samples in this epoch; whoever asks gets the same."""
+    """Return the order of all samples in this epoch, the same for every caller."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     return torch.randperm(count, generator=generator)

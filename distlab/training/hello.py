@@ -1,4 +1,4 @@
-"""The smallest program for several ranks: each says who it is."""
+"""The smallest program for several ranks, in which each introduces itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distlab.runner import RankContext
 
 
 def introduce(context: RankContext) -> None:
-    """What every rank runs: the same lines, another rank."""
+    """Print the rank; every rank runs these same lines."""
     rank, world_size = context.rank, context.world_size
     mine = range(rank, 1437, world_size)
     first = ", ".join(str(sample) for sample in mine[:3])

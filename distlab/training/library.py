@@ -1,7 +1,7 @@
-"""The digits on the library that the phases add up to, beside one plain process.
+"""Train on the digits with `distlab.distributed`, and compare with one plain process.
 
 The ranks run the example script of `distlab.distributed`. The baseline trains on the
-same global batches: whatever order the ranks' sampler has drawn.
+same global batches, in the order that the ranks' sampler has drawn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIMITS = Limits(seconds=1800)
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryResult:
-    """What the ranks gave: one entry of `weights` and `batches` for each rank."""
+    """The result of the ranks; `weights` and `batches` have one entry for each rank."""
 
     losses: tuple[float, ...]  # per epoch
     accuracy: float  # the lowest of all ranks
@@ -48,10 +48,10 @@ class LibraryResult:
 
 
 def needed_parts(code: str) -> list[Part]:
-    """Whose each task is that the training runs; `code` is mine or reference.
+    """Return whose code each task of the training runs; `code` is mine or reference.
 
     Raises:
-        ValueError: `code` is something else.
+        ValueError: `code` is anything else.
     """
     if code == "reference":
         return []
@@ -71,10 +71,10 @@ def train_on_ranks(
     code: str,
     on_epoch: Callable[[int, float], None],
 ) -> LibraryResult:
-    """Train on `world_size` processes; `on_epoch` hears of each epoch's mean loss.
+    """Train on `world_size` processes; `on_epoch` gets each epoch's mean loss.
 
     Raises:
-        RunnerError: the ranks did not finish; it says why.
+        RunnerError: the ranks didn't finish; the message says why.
     """
 
     def on_report(_: int, report: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def train_on_ranks(
 
 
 def train_alone(result: LibraryResult) -> Tensor:
-    """All weights of one process after the same global batches, in plain PyTorch."""
+    """Return the weights of one plain PyTorch process after the same global batches."""
     data, model = load_digits_split(), make_mlp(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for epoch_of_ranks in zip(*result.batches, strict=True):
@@ -117,7 +117,7 @@ def train_alone(result: LibraryResult) -> Tensor:
 
 
 def compare(result: LibraryResult, alone: Tensor, accuracy_floor: float) -> Proof:
-    """Set the weights of every rank beside those of one process."""
+    """Compare the weights of every rank with those of one process."""
     return Proof(
         difference=max(float((held - alone).abs().max()) for held in result.weights),
         digests=tuple(digest(weights) for weights in result.weights),

@@ -1,4 +1,4 @@
-"""The digits on one rank with `distlab.distributed`, as any script would train them."""
+"""Train on the digits on one rank with `distlab.distributed`, as any script would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PATIENCE_S = 600.0  # many ranks on few cores take long, and are not stuck
 def train_as_rank(
     context: RankContext, num_epochs: int, code: str, root: str
 ) -> dict[str, Any]:
-    """The whole training over plain sockets; `code` is mine or reference, in `root`."""
+    """Run the whole training over plain sockets; `code` is mine or reference.
+
+    `root` is the course's folder.
+    """
     if code == "reference":
         os.environ[OVERRIDE] = code
     parts.forget("mine", Path(root))  # a rank works in a folder of its own

@@ -1,8 +1,8 @@
-"""One transformer on 2 × 2 ranks, twice, beside one process: is it one training?
+"""Train one transformer on 2 × 2 ranks in two layouts, and compare with one process.
 
-It reads letters of `distlab/data/course.txt` and says which comes next. What is
-compared are the losses of every step, in float64: one wrong gradient in one step, and
-all losses after it differ.
+It reads letters of `distlab/data/course.txt` and predicts the next one. We compare the
+losses of every step in float64, because a single wrong gradient in one step changes all
+losses after it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank stands: which half of each layer, and which stage or samples."""
+    """A rank's place: which half of each layer, and which stage or samples."""
 
     rank: int
     pid: int
@@ -63,10 +63,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshResult:
-    """What a training gave: an entry of `losses` and `step_bytes` for each rank.
+    """The result of a training; `losses` and `step_bytes` have one entry per rank.
 
-    `losses` are a rank's of all steps, `step_bytes` what it sends in a step; a
-    library's all_reduce is counted as a ring's.
+    `losses` are a rank's losses of all steps, and `step_bytes` is the number of bytes
+    that it sends in a step. We count a library's all_reduce as a ring's.
     """
 
     losses: tuple[tuple[float, ...], ...]
@@ -84,10 +84,10 @@ def train_on_mesh(
     on_place: Callable[[Place], None] | None = None,
     on_step: OnStep | None = None,
 ) -> MeshResult:
-    """Train on four processes; the callbacks hear of it meanwhile.
+    """Train on four processes, and report progress to the callbacks.
 
     Raises:
-        RunnerError: the ranks did not finish; it says why.
+        RunnerError: the ranks didn't finish; the message says why.
     """
     places: dict[int, Place] = {}
 
@@ -119,7 +119,7 @@ def train_on_mesh(
 
 
 def train_alone(config: MeshConfig, *, on_step: OnStep | None = None) -> MeshResult:
-    """The same in this process alone, in plain PyTorch, on one thread as a rank is."""
+    """Train in this process in plain PyTorch, using one thread like a rank."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -147,7 +147,7 @@ def _train_plainly(config: MeshConfig, on_step: OnStep | None) -> MeshResult:
 
 
 def compare(on_ranks: MeshResult, alone: MeshResult) -> float:
-    """The largest difference between a loss of any rank and that of one process."""
+    """Return the largest difference between a rank's loss and that of one process."""
     theirs = torch.tensor(on_ranks.losses, dtype=torch.float64)
     ours = torch.tensor(alone.losses, dtype=torch.float64)
     return float((theirs - ours).abs().max())  # not a number if any is none

@@ -1,4 +1,4 @@
-"""Whose code the 2 × 2 ranks run: three units of phase 2, task by task."""
+"""Choose whose code the 2 × 2 ranks run: three units of phase 2, task by task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENTRIES = {
 
 
 class UnfinishedError(Exception):
-    """Tasks that the training needs are not written yet; the message names them.
+    """Raised if tasks that the training needs aren't written yet; names them.
 
     `number` is that of the first one.
     """
@@ -52,14 +52,16 @@ class UnfinishedError(Exception):
 
 
 def choose_units(code: str | None) -> dict[str, Choice]:
-    """The code of all three units: `code` is reference, mine, or a file with one.
+    """Return the code of all three units.
 
-    "mine" is the learner's but for what `distlab use` has set to the reference; None
-    is what has passed, and the reference's for the rest.
+    `code` is "reference", "mine", or a file with one unit. "mine" runs the learner's
+    tasks, except for those that `distlab use` has set to the reference. None runs the
+    tasks that have passed, and the reference's for the rest.
 
     Raises:
-        UnfinishedError: with "mine", and something it needs is not written.
-        ValueError: a file cannot be read, or holds none of the three.
+        UnfinishedError: `code` is "mine", and a task that the training needs isn't
+            written.
+        ValueError: a file can't be read, or holds none of the three units.
     """
     curriculum = load_curriculum()
     if code is None:
@@ -82,7 +84,7 @@ def choose_units(code: str | None) -> dict[str, Choice]:
 
 
 def needed_parts(units: Mapping[str, Choice]) -> list[Part]:
-    """Whose each task is that the training runs, in the order of their numbers."""
+    """Return whose code each task of the training runs, in order of task number."""
     parts = [
         part
         for name, choice in units.items()

@@ -1,13 +1,15 @@
-"""Four ranks as 2 × 2, each with half of every layer: what one of them does.
+"""Run one of four ranks in a 2 × 2 mesh, where each has half of every layer.
 
     tensor × pipeline   ranks 0 1 have the first layers, 2 3 the others
     data × tensor       ranks 0 1 have half of the samples, 2 3 the other half
 
-In both, neighbors share a layer: its heads and the inside of its MLP. make_mesh gives
-each rank the group of these two, and that of the two with the same half: along the
-second one go activations in a pipeline, or gradients where each pair has a model.
+In both layouts, neighbors share a layer: its heads and the inside of its MLP. make_mesh
+gives each rank the group of these two, and the group of the two ranks with the same
+half. A pipeline sends activations along the second group. If each pair has a whole
+model, that group averages the gradients.
 
-Not in `phase2_mesh.py`, so that the process that forks ranks imports no more than this.
+This isn't part of `phase2_mesh.py`, so that the process that forks the ranks doesn't
+have to import more than this.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ Units = Mapping[str, ModuleType]
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """One training; a batch is `batch_size` passages of `context` letters."""
+    """Settings of a training; a batch is `batch_size` passages of `context` letters."""
 
     num_steps: int = 60
     batch_size: int = 16
@@ -53,7 +55,7 @@ class MeshConfig:
     seed: int = 0
 
     def make_model(self) -> nn.Sequential:
-        """The whole transformer, the same for whoever asks."""
+        """Create the whole transformer, the same for every caller."""
         config = TransformerConfig(
             vocab_size=len(load_text().letters),
             context=self.context,
@@ -64,12 +66,12 @@ class MeshConfig:
         return make_transformer(config, seed=self.seed)
 
     def batch(self, step: int) -> Tensor:
-        """(B, T) tokens of this step."""
+        """Return the (B, T) tokens of this step."""
         shape = self.batch_size, self.context
         return load_text().batch(shape, seed=self.seed, step=step)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Plain SGD: with it a rounding stays as small as it was."""
+        """Create plain SGD, with which a rounding error stays as small as it was."""
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
 
 
@@ -79,7 +81,7 @@ def train_as_rank(
     layout: Layout,
     parts: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """The whole training, as one rank lives it; `parts` are the learner's units."""
+    """Run the whole training on one rank; `parts` are the learner's units."""
     config, traffic = MeshConfig(**settings), context.traffic
     units = {name: _module(part) for name, part in parts.items()}
     whole = config.make_model()
@@ -113,9 +115,10 @@ def train_as_rank(
 def as_a_stage(
     comm: Comm, model: nn.Sequential, config: MeshConfig, units: Units
 ) -> tuple[nn.Sequential, Step]:
-    """This rank's layers, and its step: the batch in microbatches through all stages.
+    """Return this rank's layers, and its step through all stages in microbatches.
 
-    A layer counts as much as it has weights: a step multiplies with each of them.
+    The cost of a layer is its number of weights, since a step multiplies with each of
+    them.
     """
     costs = [num_weights(layer) for layer in model]
     stages = units["model_parallel"].partition(costs, comm.world_size)
@@ -136,7 +139,10 @@ def as_a_stage(
 
 
 def with_the_others(comm: Comm, model: nn.Module) -> Step:
-    """The step of a model that has its share of the samples: gradients are averaged."""
+    """Return the step of a model that has its share of the samples.
+
+    Its gradients are averaged.
+    """
 
     def step(batch: Tensor) -> float:
         mine = batch.chunk(comm.world_size)[comm.rank]
@@ -153,7 +159,7 @@ def with_the_others(comm: Comm, model: nn.Module) -> Step:
 
 
 def num_weights(module: nn.Module) -> int:
-    """How many numbers it learns."""
+    """Return the number of weights that the module learns."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Are several ranks one training? Decided by their weights, never by accuracy."""
+"""Decide by their weights, never by accuracy, if several ranks are one training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ACCURACY_FLOOR = 0.94  # below this nothing was learnt that would be worth compa
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Ranks beside one process; `difference` is the largest between two weights."""
+    """Ranks and one process; `difference` is the largest between two weights."""
 
     difference: float
     digests: tuple[str, ...]
@@ -20,11 +20,11 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """The same weights on all ranks, those of one process, and they read digits."""
+        """True if all ranks have one process's weights, and can read digits."""
         return not self.failures()
 
     def failures(self) -> list[str]:
-        """One sentence for each thing that is not as it should be."""
+        """Return a sentence for each condition that isn't met."""
         found = []
         distinct = len(set(self.digests))
         if distinct != 1:

@@ -1,9 +1,9 @@
-"""A small training with all that a checkpoint must have, and what one item is worth.
+"""A small training with everything a checkpoint needs, to see what each item is worth.
 
-Dropout, batch norm, noise from Python's and numpy's generators, bfloat16 with master
-weights and top-k (or float16 with a loss scaler), momentum, a learning rate that falls
-in each step, shuffled batches. It is stopped, and goes on in new objects with another
-seed; an item of the state can be left out.
+It uses dropout, batch norm, noise from Python's and numpy's generators, bfloat16 with
+master weights and top-k (or float16 with a loss scaler), momentum, a learning rate that
+falls in each step, and shuffled batches. We stop it and continue in new objects with
+another seed, optionally without restoring one item of the state.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(kw_only=True)
 class StepState:
-    """What one rank has at the end of a step."""
+    """The state of one rank at the end of a step."""
 
     step: int
     weights: str  # their digest
@@ -72,7 +72,7 @@ class _Bucket:
 
 
 class ResumedTraining:
-    """One rank's training; all ranks make it, and step together."""
+    """One rank's training; all ranks create it and step together."""
 
     def __init__(
         self, context: RankContext, parts: Parts, half: str, seed: int
@@ -109,7 +109,7 @@ class ResumedTraining:
         training_state.seed_all(seed * 1000 + context.rank)
 
     def steps(self, first: int, last: int) -> list[StepState]:
-        """The steps from `first` to `last`."""
+        """Run the steps from `first` to `last`."""
         done: list[StepState] = []
         for step, (inputs, targets) in zip(
             range(first, last + 1), self._batches, strict=False
@@ -144,7 +144,7 @@ class ResumedTraining:
         self._precision.master_to_model(self._master, self.model)
 
     def _send(self) -> None:
-        """The mean gradient of what the ranks have sent becomes that of the master."""
+        """Set the master's gradient to the mean of what the ranks have sent."""
         assert self._hook is not None
         found = [p for p in self.model.parameters() if p.grad is not None]
         grads = [p.grad.float().flatten() for p in found if p.grad is not None]
@@ -175,7 +175,7 @@ def stopped_and_resumed(
     last: int,
     without: tuple[str, ...],
 ) -> dict[str, tuple[int | None, int | None]]:
-    """For each item, where the runs part if it is not loaded: see `parts_at`.
+    """Return for each item where the runs part if we don't load it: see `parts_at`.
 
     `unit` saves and loads. `parts` is the code of the other units, as JSON.
     """
@@ -191,7 +191,7 @@ def stopped_and_resumed(
 def unbroken(
     context: RankContext, units: dict[str, dict[str, Any]], folder: str, *how: Any
 ) -> list[tuple[int, str, str]]:
-    """Train to the end, and save on the way; how: half, stop, last."""
+    """Train to the end and save on the way; `how` is half, stop, last."""
     unit = _unit(units["fault_tolerance"])
     return [*map(_plain, _unbroken(context, unit, 0, units, folder, *how))]
 
@@ -199,7 +199,7 @@ def unbroken(
 def resumed(
     context: RankContext, units: dict[str, dict[str, Any]], folder: str, *how: Any
 ) -> list[tuple[int, str, str]]:
-    """Go on from what is in `folder`; how: half, last, and what is left out."""
+    """Continue from the folder; `how` is half, last, and the items to leave out."""
     unit = _unit(units["fault_tolerance"])
     return [*map(_plain, _resumed(context, unit, 1, units, folder, *how))]
 
@@ -246,7 +246,7 @@ def _resumed(
 def _leave_out(
     item: str, shared: State, owns: list[State], new: State, own: State
 ) -> None:
-    """Put what a run has that was just made in the place of what was saved."""
+    """Replace a saved item by the one of a run that has just been created."""
     if item == "master":  # who saves the model only makes them from its weights
         shared[item] = [p.float() for p in shared["parameters"].values()]
     elif item.startswith("random."):
@@ -263,7 +263,7 @@ def _leave_out(
 def parts_at(
     unbroken: list[tuple[int, str, str]], resumed: list[tuple[int, str, str]]
 ) -> tuple[int | None, int | None]:
-    """The first step with other weights, and with other held-out outputs."""
+    """Return the first step with other weights, and with other held-out outputs."""
     steps: list[int | None] = []
     for column in (1, 2):
         pairs = zip(unbroken, resumed, strict=True)
