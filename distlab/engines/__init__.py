@@ -14,14 +14,14 @@ schedules     the caller's learning-rate scheduler, on a rank's optimizer
 randomness    each rank's random numbers
 start, rank   starts the ranks, or joins a running job
 script        `distlab train`: the same for a user's own script
-tuner         DistributedTuner; tuning notes its trials, search draws and decides
+tuner         DistributedTuner; tuning records its trials, search draws and decides
 trial         one trial; trial_processes runs them here, ray_tune on Ray Tune
 
-deepspeed_config  DeepSpeed's own configuration, read into ours
-ray_engine    starts the ranks on Ray, which it imports when it is used; ray_trainer
+deepspeed_config  reads DeepSpeed's own configuration into ours
+ray_engine    starts the ranks on Ray, which is imported on first use; ray_trainer
 horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
 tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
-tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what they are sent
+tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what we send them
 """
 
 from distlab.engines.config import DistributedConfig

@@ -43,7 +43,7 @@ MAX_RANKS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Configure a training on `num_gpus` ranks, which are CPU processes without GPUs.
+    """Settings of a training on `num_gpus` ranks, which are CPU processes without GPUs.
 
     Raises:
         EngineError: fields contradict each other, or a value is invalid.
@@ -178,7 +178,7 @@ class DistributedConfig:
             object.__setattr__(self, name, value)
 
     def _settle_deepspeed(self) -> None:
-        """Read our fields out of `deepspeed_config`, which then is a dictionary."""
+        """Read our fields from `deepspeed_config`, which is a dictionary after that."""
         if self.deepspeed_config is None:
             return
         more = deepspeed_config.read(self.deepspeed_config)
@@ -418,7 +418,7 @@ STAGES: dict[str, tuple[int, ...]] = {
 
 
 def config_from(values: Mapping[str, Any]) -> DistributedConfig:
-    """Make a configuration from names and values; DISTLAB_ENGINE may set `backend`.
+    """Create a configuration from names and values; DISTLAB_ENGINE may set `backend`.
 
     Raises:
         EngineError: there is no such field, or a value is invalid.
@@ -454,7 +454,7 @@ def with_world_size(config: DistributedConfig, world_size: int) -> DistributedCo
 
 
 def ranks_of_job(otherwise: int) -> int:
-    """Return the number of ranks in the job that a launcher started this process in."""
+    """Return the number of ranks in the job whose launcher started this process."""
     names = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE"
     return int(next((os.environ[n] for n in names if n in os.environ), otherwise))
 

@@ -43,7 +43,7 @@ def read(given: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     """Read `deepspeed_config` as a dictionary, without the fields that are "auto".
 
     Raises:
-        EngineError: the file doesn't exist, or contains no JSON object.
+        EngineError: the file doesn't exist, or doesn't contain a JSON object.
     """
     if isinstance(given, Mapping):
         return _without_auto(given)
@@ -62,7 +62,8 @@ def fields_in(more: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """Return the fields of DistributedConfig that a configuration sets.
 
     Raises:
-        EngineError: DeepSpeed has no such setting, or two settings clash.
+        EngineError: DeepSpeed has no such setting, or two settings contradict each
+            other.
     """
     found = {ours: more[name] for name, ours in FIELDS.items() if name in more}
     if found.get("gradient_clipping") == 0:
@@ -78,7 +79,7 @@ def fields_in(more: Mapping[str, Any], world_size: int) -> dict[str, Any]:
 
 
 def _micro_batch(more: Mapping[str, Any], world_size: int) -> int | None:
-    """The samples of one rank in a microbatch, by the total of all ranks."""
+    """Return one rank's samples in a microbatch, computed from all ranks' total."""
     total, micro = more.get("train_batch_size"), more.get(next(iter(FIELDS)))
     if total is None:
         return micro
@@ -95,7 +96,7 @@ def _micro_batch(more: Mapping[str, Any], world_size: int) -> int | None:
 
 
 def optimizer_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return a function that makes the configured optimizer, or None without one.
+    """Return a function that creates the configured optimizer, or None without one.
 
     Raises:
         EngineError: torch has no such optimizer.
@@ -118,7 +119,7 @@ def optimizer_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
 
 
 def scheduler_in(more: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return a function that makes the configured scheduler, or None without one."""
+    """Return a function that creates the configured scheduler, or None without one."""
     if "scheduler" not in more:
         return None
     named = _part(more, "scheduler")

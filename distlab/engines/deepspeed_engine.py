@@ -9,7 +9,7 @@ class DeepSpeedTrainer(Trainer):
     """Trains with DeepSpeed's engine.
 
     `deepspeed_config` is DeepSpeed's configuration, as a dictionary or a JSON file. You
-    needn't repeat its settings for batches, precision, clipping, the stage, the
+    don't have to repeat its settings for batches, precision, clipping, the stage, the
     optimizer and the scheduler.
 
     Example: `DeepSpeedTrainer(model, num_gpus=2, zero_stage=3).fit(train_loader)`

@@ -32,10 +32,10 @@ from distlab.engines.torch_engine import InDefaultGroup
 
 
 class DeepSpeed(InDefaultGroup):
-    """A rank of torch's default group with DeepSpeed's engine on it.
+    """A rank of torch's default group that runs DeepSpeed's engine.
 
     Raises:
-        EngineError: DeepSpeed is not installed, or the model is not of float32.
+        EngineError: DeepSpeed isn't installed, or the model isn't in float32.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DeepSpeed(InDefaultGroup):
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """Implement `Parallel.step`; we clip here if stage 0 leaves gradients whole."""
+        """Implement `Parallel.step`; with stage 0, gradients are whole and we clip."""
         if self.config.stage:
             self.engine.step()
             return float(self.engine.get_global_grad_norm())
@@ -86,7 +86,7 @@ class DeepSpeed(InDefaultGroup):
             return super().weights()
 
     def close(self) -> None:
-        """Implement `Parallel.close`; all ranks have ended their collectives before."""
+        """Implement `Parallel.close`, after all ranks have ended their collectives."""
         dist.barrier()
         self.engine.destroy()
         super().close()

@@ -11,14 +11,14 @@ from torch import nn
 
 
 class EngineError(ValueError):
-    """A training can't start or has failed; the message is one line for the user."""
+    """Raised if a training can't start or has failed; one line tells the user why."""
 
 
 def expect_int(name: str, value: Any, least: int, most: int | None = None) -> None:
     """Require a whole number from `least` to `most`.
 
     Raises:
-        EngineError: it is not one.
+        EngineError: the value isn't one.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise EngineError(f"{name} is {value!r}, must be an integer")
@@ -32,7 +32,7 @@ def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
     """Require a finite number above 0, or at least 0 if 0 is fine; None passes.
 
     Raises:
-        EngineError: it isn't one.
+        EngineError: the value isn't one.
     """
     if value is None:
         return
@@ -44,20 +44,20 @@ def expect_number(name: str, value: Any, *, is_zero_fine: bool) -> None:
 
 
 def expect_path(name: str, value: Any) -> None:
-    """Require a value that can name a file or folder; None is fine.
+    """Require a value that can name a file or folder; None passes as well.
 
     Raises:
-        EngineError: the value is neither text nor a path, or it is empty.
+        EngineError: the value is neither text nor a path, or it's empty.
     """
     if value is not None and not (value and isinstance(value, str | os.PathLike)):
         raise EngineError(f"{name} is {value!r}, must be a path")
 
 
 def expect_among(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Require one of `known`; True doesn't count as 1.
+    """Require one of the `known` values; True doesn't count as 1.
 
     Raises:
-        EngineError: it is not.
+        EngineError: the value isn't among them.
     """
     if not any(_is_same(value, one) for one in known):
         shown = ", ".join(str(one) for one in known if one is not None)

@@ -53,7 +53,7 @@ class History:
 
     @property
     def speedup(self) -> float | None:
-        """Return the throughput divided by one process's; None if that is unknown."""
+        """Return the throughput relative to one process's; None if that is unknown."""
         return (
             self.throughput / self.single_throughput if self.single_throughput else None
         )

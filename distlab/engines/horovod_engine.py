@@ -39,7 +39,7 @@ def run_script_on_horovod(
     """Run a user's script as every rank; return the exit code.
 
     Raises:
-        EngineError: Horovod is not installed, or there are several nodes.
+        EngineError: Horovod isn't installed, or there are several nodes.
     """
     expect_one_node(config)
     engine("horovod.torch", "horovod", HOW)
@@ -59,7 +59,7 @@ def horovodrun(
     """Run `command` as every rank on this machine; write failures to `said`.
 
     Raises:
-        EngineError: Horovod is not installed.
+        EngineError: Horovod isn't installed.
     """
     engine("horovod.torch", "horovod", HOW)
     num_ranks = config.world_size

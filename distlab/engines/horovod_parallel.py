@@ -23,7 +23,7 @@ HOW = "make test-horovod builds it in .venv-horovod"
 
 
 class Horovod(Parallel):
-    """A rank of Horovod's group, which it makes if there is none."""
+    """A rank of Horovod's group, which it creates if there is none."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Horovod(Parallel):
         self.scaler = make_scaler(config, self.device)
 
     def step(self) -> float:
-        """Implement `Parallel.step`; clip once all gradients have arrived."""
+        """Implement `Parallel.step`; we clip once all gradients have arrived."""
         optimizer: Any = self.optimizer
         optimizer.synchronize()
         with optimizer.skip_synchronize():

@@ -23,7 +23,7 @@ class HorovodTrainer(Trainer):
 
     `loss_fn(outputs, targets)` must return a mean over the samples. `timeline` names a
     file for Horovod's log of its messages, in the format of chrome://tracing.
-    `compression` accepts Horovod's own classes too, such as `hvd.Compression.fp16`.
+    `compression` also accepts Horovod's own classes, such as `hvd.Compression.fp16`.
 
     Example: `HorovodTrainer(model, num_gpus=2, compression="fp16").fit(train_loader)`
     """
@@ -50,7 +50,7 @@ class HorovodTrainer(Trainer):
 
     @staticmethod
     def metric_average(value: float, name: str) -> float:
-        """Average a value over the ranks, which must all call it with the same name."""
+        """Average a value over the ranks, which must all call it with this name."""
         hvd = engine("horovod.torch", "horovod", HOW)
         if not hvd.is_initialized():
             return float(value)

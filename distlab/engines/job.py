@@ -1,7 +1,7 @@
 """The job of a training, as a value that we can send to other processes.
 
-cloudpickle writes it, so it includes classes and functions of the caller's script,
-which no other process could import.
+We write it with cloudpickle, so it may include classes and functions of the caller's
+script, which other processes couldn't import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distlab.engines.schedules import is_scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training. Ranks train copies of `model`; `optimizer` is on the original."""
+    """A training; ranks train copies of `model`, and `optimizer` is on the original."""
 
     model: Any
     """A torch module; for backend tensorflow a KerasModel, which has its own
@@ -123,7 +123,7 @@ def write(value: Any, path: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """Read what `write` wrote. This runs code in it, so the file must be trusted."""
+    """Read what `write` wrote; this runs code in the file, so you must trust it."""
     with path.open("rb") as file:
         folders = pickle.load(file)
         sys.path += [folder for folder in folders if folder not in sys.path]

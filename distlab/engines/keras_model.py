@@ -32,7 +32,7 @@ SUMS = ("sum", None, "none")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasModel:
-    """A model with its weights, and how it was compiled."""
+    """A model with its weights, and with the arguments of its compile()."""
 
     archive: bytes = field(repr=False)
     compiled: dict[str, Any] = field(repr=False)
@@ -48,7 +48,7 @@ class KerasModel:
         """Rebuild the model in this process, where a strategy may be open.
 
         Raises:
-            EngineError: this process doesn't know something in it.
+            EngineError: this process doesn't know a part of the model.
         """
         k = keras()
         k.config.set_floatx(self.floatx)
@@ -86,7 +86,7 @@ def pack(model: Any, first_inputs: Any) -> KerasModel:
     """Pack `model` in its current state; build it on `first_inputs` if necessary.
 
     Raises:
-        EngineError: it isn't a compiled Keras model, or we can't train it here.
+        EngineError: `model` isn't a compiled Keras model, or we can't train it here.
     """
     k = keras()
     expect_model(model)
@@ -119,7 +119,7 @@ def pack(model: Any, first_inputs: Any) -> KerasModel:
 
 
 def expect_model(model: Any) -> None:
-    """Refuse a model that lacks what a step needs, or has its own way to do a step.
+    """Refuse a model that lacks what a step needs, or that defines its own step.
 
     Raises:
         EngineError: the message names the first thing that doesn't fit.
@@ -169,7 +169,7 @@ def _losses(model: Any) -> list[Any]:
 
 
 def _with_dtypes(described: Any, given: Any) -> Any:
-    """Keras's description of the losses, with the dtypes that it leaves out."""
+    """Return Keras's description of the losses, with the dtypes that it leaves out."""
     k = keras()
     if isinstance(given, dict):
         return {key: _with_dtypes(described[key], one) for key, one in given.items()}
@@ -182,13 +182,13 @@ def _with_dtypes(described: Any, given: Any) -> Any:
 
 
 def _is_double(model: Any) -> bool:
-    """Return True if everything that is trained is of float64."""
+    """Return True if all trained weights are float64."""
     return {v.dtype for v in model.trainable_variables} == {"float64"}
 
 
 @contextlib.contextmanager
 def _rates_for(model: Any) -> Iterator[None]:
-    """A learning rate that is made in this block has the precision of the model."""
+    """Give learning rates that are created in this block the model's precision."""
     config = keras().config
     before = config.floatx()
     if _is_double(model):

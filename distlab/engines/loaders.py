@@ -4,8 +4,8 @@
     any other sampler               rank 0 draws each epoch's order and shares it
     workers, collate_fn, timeout …  passed unchanged to each rank's loader
 
-We refuse a loader that already splits the data between ranks, because we would then
-split its share again.
+We refuse a loader that already splits the data between ranks, because we would split
+each rank's share again.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _distributed() -> tuple[Any, ...]:
 class DrawnOrder:
     """Draws the order of each epoch from a sampler.
 
-    After a resume, all earlier epochs are drawn again. So a sampler that has its own
-    generator or counts its epochs continues where it stopped.
+    After a resume, we draw all earlier epochs again. A sampler that has its own
+    generator or counts its epochs therefore continues where it stopped.
     """
 
     def __init__(self, sampler: Any, seed: int, num_samples: int) -> None:

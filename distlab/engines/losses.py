@@ -8,7 +8,7 @@ the losses of two ranks doesn't give the loss of all their samples:
     together  the mean over 3      not the mean of the two means
 
 So we record each loss together with its divisor. Each rank multiplies its gradients by
-its divisor, and once per step they all divide by the sum over ranks and microbatches.
+its divisor, and once per step all ranks divide by the sum over ranks and microbatches.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _is_unusual(call: Call) -> bool:
 def own_parameters(loss: Any, model: nn.Module) -> dict[str, nn.Parameter]:
     """Return a loss's own parameters by name, such as a temperature.
 
-    Parameters that the model has too are left out.
+    Parameters that also belong to the model are left out.
     """
     if not isinstance(loss, nn.Module):
         return {}

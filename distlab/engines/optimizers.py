@@ -36,11 +36,11 @@ class MakeOnCopy:
         self._make, self._pairs, self._of_loss = make, pairs, of_loss
 
     def __call__(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimizer.
+        """Create the optimizer.
 
         Raises:
-            EngineError: it isn't an optimizer, or it has parameters that belong to
-                neither the model nor the loss.
+            EngineError: the function didn't return an optimizer, or one with parameters
+                that belong to neither the model nor the loss.
         """
         made = self._made(parameters)
         held = {id(p) for p in held_by(made)}
@@ -92,7 +92,7 @@ def expect_known(optimizer: torch.optim.Optimizer, known: list[nn.Parameter]) ->
     """Refuse an optimizer of another model.
 
     Raises:
-        EngineError: it has a parameter that is not among `known`.
+        EngineError: the optimizer has a parameter that isn't among `known`.
     """
     ids = {id(p) for p in known}
     others = [p for p in held_by(optimizer) if id(p) not in ids]
@@ -121,7 +121,7 @@ def expect_sendable(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that Python can't copy completely.
 
     Raises:
-        EngineError: it has attributes that a copy would lack.
+        EngineError: the optimizer has attributes that a copy would lack.
     """
     whole, kept = vars(optimizer), optimizer.__getstate__()
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(()))])
@@ -141,12 +141,12 @@ def is_scheduled(optimizer: Any) -> bool:
 def make_optimizer(
     model: nn.Module, wanted: torch.optim.Optimizer | Make | None
 ) -> torch.optim.Optimizer:
-    """Return the caller's optimizer, or make one with the caller's function.
+    """Return the caller's optimizer, or create one with the caller's function.
 
     The default is AdamW.
 
     Raises:
-        EngineError: its step() needs a closure.
+        EngineError: the optimizer's step() needs a closure.
     """
     if not isinstance(wanted, torch.optim.Optimizer):
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -212,7 +212,7 @@ def expect_same_kind(
     """Refuse the saved state of a different kind of optimizer.
 
     Raises:
-        EngineError: the class differs, or a setting that changes which state it keeps.
+        EngineError: the class differs, or a setting on which the kept state depends.
     """
     own, groups = kind_of(optimizer), optimizer.param_groups
     found = state.get("kind", own)

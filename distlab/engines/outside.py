@@ -12,7 +12,7 @@ def engine(module: str, extra: str, how: str = "") -> Any:
     """Import the engine's module.
 
     Raises:
-        EngineError: it isn't installed; the line says `how` to get it, or the extra.
+        EngineError: the engine isn't installed; the message says how to get it.
     """
     try:
         return importlib.import_module(module)

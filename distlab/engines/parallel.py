@@ -6,7 +6,7 @@
       Horovod   horovod_parallel.py, DeepSpeed   deepspeed_parallel.py
       TensorFlow: its own forward, backward and step     tensorflow_parallel.py
 
-We keep state unsharded and by the names of the parameters, so any backend can load
+We keep state unsharded and by the names of the parameters, so that any backend can load
 what another one saved, on any number of ranks.
 """
 
@@ -41,7 +41,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Judged:
-    """A batch of the validation: its mean loss, and how many predictions were right."""
+    """A batch of the validation: its mean loss, and the number of right predictions."""
 
     loss: Tensor | float
     count: Tensor | None = None
@@ -55,8 +55,8 @@ class Judged:
 class Parallel:
     """One rank of a training; subclasses define how to average gradients.
 
-    `module` and `optimizer` have the parameters, and `forward` is the one to call.
-    Every method is collective unless it says otherwise.
+    `module` and `optimizer` hold the parameters, and you call `forward` to run the
+    model. Every method is collective unless it says otherwise.
     """
 
     rank: int
@@ -102,8 +102,8 @@ class Parallel:
     def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
         """Add the gradients of a microbatch; return its mean loss times its weight.
 
-        A rank without samples still calls the model. It multiplies the outputs by 0
-        rather than the loss, because the loss of a single sample may be nan.
+        A rank without samples still calls the model. It then multiplies the outputs by
+        0, and not the loss, because the loss of a single sample may be nan.
         """
         self._num_in_step = micro.num_in_step
         with contextlib.nullcontext() if micro.ends_step else self.no_sync():
@@ -246,7 +246,7 @@ class Parallel:
         """Let all ranks know if one of them has a gradient that isn't finite."""
 
     def clip(self, largest: float | None) -> float:
-        """Scale the gradients to at most this norm; return the norm before."""
+        """Scale the gradients to at most this norm; return the norm from before."""
         parameters = self.trained()
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -255,10 +255,10 @@ class Parallel:
         return float(gathered(norm))
 
     def set_training(self, is_on: bool) -> None:
-        """Switch dropout and the like on for training, off for validation; local.
+        """Switch dropout and similar layers to training or validation; local.
 
-        A layer that the caller has put into evaluation mode stays there, such as a
-        frozen batch norm, unless the whole model was in it.
+        If the caller has put a layer into evaluation mode, such as a frozen batch norm,
+        it stays there, unless the whole model was in that mode.
         """
         modules = [self.module] if self.loss is None else [self.module, self.loss]
         if self._frozen is None:

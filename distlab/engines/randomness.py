@@ -2,8 +2,8 @@
 
 Dropout and augmentations draw from the generators of torch, NumPy and Python. Before
 each epoch, each rank seeds all three from the training's seed, the epoch and its rank.
-So no two ranks draw the same numbers, and a resumed training draws the same numbers as
-one that was never interrupted.
+That way, no two ranks draw the same numbers, and a resumed training draws the same
+numbers as one that was never interrupted.
 """
 
 from __future__ import annotations

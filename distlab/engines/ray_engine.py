@@ -83,10 +83,10 @@ def on_ray(
     *,
     shows_output: bool = False,
 ) -> bytes:
-    """Call a function on every rank of a group that Ray opens; return rank 0's result.
+    """Call a function on every rank of a group on Ray; return rank 0's result.
 
     Raises:
-        EngineError: Ray is not installed or not reachable, or a rank failed.
+        EngineError: Ray isn't installed or can't be reached, or a rank failed.
     """
     ray = engine("ray", "ray")
     train = engine("ray.train", "ray")
@@ -189,10 +189,10 @@ def open_ray(
 
 
 def expect_answer(address: str) -> None:
-    """Check that something listens at `address`, as Ray itself would wait for minutes.
+    """Check that something listens at `address`; Ray itself would wait for minutes.
 
     Raises:
-        EngineError: nothing does, or it isn't an address.
+        EngineError: nothing listens there, or it isn't an address.
     """
     place = urlsplit(address if "://" in address else f"ray://{address}")
     try:
@@ -205,7 +205,7 @@ def expect_answer(address: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """Return in one line what the first failed rank said, or else Ray."""
+    """Return in one line the message of the first failed rank, or else Ray's."""
     failures = getattr(error, "worker_failures", None) or {}
     for rank, cause in sorted(failures.items()):
         lines = [line for line in str(cause).splitlines() if line.strip()]

@@ -3,9 +3,9 @@
     Draws (a Searcher) ─▶ Ray starts the trial ─▶ report ─▶ Asha (a scheduler) ─▶ Tuning
 
 `distlab.engines.search` draws the parameters, so both backends run the same trials. Ray
-decides where they run and, with its own ASHA, which end early. The process that called
-`tune` notes each trial's end, because Ray's own record of a search can be 10 s old
-when that process is killed, and a trial that had ended since would run again.
+decides where they run and, with its own ASHA, which ones end early. The process that
+called `tune` records when a trial ends. Ray's own record of a search can be 10 s old
+when that process is killed, so a trial that had ended since then would run again.
 
 Source: Ray Tune's documentation, "Searcher", "AsyncHyperBandScheduler", "tune.report".
 """
@@ -52,7 +52,7 @@ def run_on_ray_tune(
     """Run all waiting trials.
 
     Raises:
-        EngineError: Ray is not installed or not reachable, or the search failed.
+        EngineError: Ray isn't installed or can't be reached, or the search failed.
     """
     ray, tune = engine("ray", "ray"), engine("ray.tune", "ray")
     if not tuning.waiting:

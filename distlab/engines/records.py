@@ -20,10 +20,10 @@ from distlab.monitor.sinks import announced, num_restarts, open_sinks
 
 
 class Records:
-    """The sinks of one training; only rank 0 has any.
+    """The sinks of one training, which only rank 0 has.
 
     Raises:
-        ModuleNotFoundError: MLflow or TensorBoard is not installed.
+        ModuleNotFoundError: MLflow or TensorBoard isn't installed.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -38,7 +38,7 @@ class Records:
         """Open `monitor_dir`, if there is one; a resumed run continues after `step`.
 
         Raises:
-            EngineError: it has the records of another run, or a port is taken.
+            EngineError: the folder has the records of another run, or a port is taken.
         """
         config = self._config
         if not self._is_first or config.monitor_dir is None:
@@ -112,7 +112,7 @@ def line_of(row: EpochRow, num_epochs: int) -> str:
 
 
 def make_sinks(job: Job) -> list[Sink]:
-    """Make the sinks that the configuration names."""
+    """Create the sinks that the configuration names."""
     sinks: list[Sink] = []
     if job.config.tensorboard:
         from distlab.monitor.tensorboard import TensorBoard
@@ -141,10 +141,10 @@ def gpu_figures() -> dict[str, float]:
 class TrackedRun:
     """The MLflow run of a training: the active one, or one that we start.
 
-    Without `mlflow_tracking` it does nothing.
+    Without `mlflow_tracking`, it does nothing.
 
     Raises:
-        ModuleNotFoundError: MLflow is not installed.
+        ModuleNotFoundError: MLflow isn't installed.
         EngineError: MLflow can't start a run.
     """
 

@@ -24,8 +24,8 @@ from distlab.given.seeds import small_seed
 class Microbatch:
     """The samples that one rank computes at once.
 
-    `weight` multiplies the mean loss of `indices`; the mean over the ranks is then the
-    mean over the global batch.
+    `weight` multiplies the mean loss of `indices`, so that the mean over the ranks is
+    the mean over the global batch.
     """
 
     indices: tuple[int, ...]
@@ -95,9 +95,9 @@ class PlannedBatches(Sampler[list[int]]):
         self.plan = plan
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The indices of each microbatch."""
+        """Yield the indices of each microbatch."""
         return (list(one.indices) for one in self.plan)
 
     def __len__(self) -> int:
-        """The number of microbatches."""
+        """Return the number of microbatches."""
         return len(self.plan)

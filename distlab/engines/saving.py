@@ -3,7 +3,8 @@
     <folder>/epoch_0003.pt     what is left of a save that was cut short: *.tmp
 
 Any backend can load it on any number of ranks. We read each file back before giving it
-its final name, so a checkpoint that can't be loaded is an error now, not after a crash.
+its final name. That way, you learn at once that a checkpoint can't be loaded, and not
+after a crash.
 """
 
 from __future__ import annotations
@@ -132,10 +133,10 @@ def _sync_folder(folder: Path) -> None:
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
     """Load the checkpoint to continue from; None if `folder` has none yet.
 
-    The newest is the one with the most epochs, of the training that began last: a
-    training that began anew in `folder` leaves the later checkpoints of an earlier one
-    there. If one is damaged, we take the one before it. "passed_over" has a line for
-    each that we skipped.
+    If several trainings saved into `folder`, we take the one that began last, and from
+    it the checkpoint with the most epochs, because later checkpoints of an earlier
+    training may still be there. If that one is damaged, we take the one before it.
+    "passed_over" has a line for each checkpoint that we skipped.
 
     Raises:
         EngineError: the named file doesn't exist or isn't a checkpoint; or `folder`
@@ -170,7 +171,7 @@ def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any]
 
 
 def _began(path: Path) -> float:
-    """When the training of a checkpoint began; one that can't be read comes first."""
+    """Return when a checkpoint's training began; one that can't be read comes first."""
     try:
         state = torch.load(path, "cpu", weights_only=True, mmap=True)
         return float(state.get("began", 0.0))
@@ -222,7 +223,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _open(path: Path) -> Any:
-    """Load a file of torch.save, and check its sums, because torch itself doesn't."""
+    """Load a file of torch.save and verify its checksums, which torch doesn't do."""
     with path.open("rb") as file:
         with zipfile.ZipFile(file) as archive:  # rejects torch's older format
             changed = archive.testzip()

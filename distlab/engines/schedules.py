@@ -2,10 +2,10 @@
 
     scheduler's rates ─▶ × lr_scaling, × warm-up ─▶ the optimizer of the rank
 
-A caller passes a scheduler on their own optimizer, or a function that makes one from
-the optimizer. On each rank it works on the rank's optimizer, and it never sees what
-lr_scaling and warmup_epochs multiply the rates by. That way it can't mistake a scaled
-rate for its own.
+A caller passes a scheduler on their own optimizer, or a function that creates one from
+the optimizer. On each rank, the scheduler works on the rank's optimizer. It never sees
+the factors of lr_scaling and warmup_epochs, so it can't mistake a scaled rate for its
+own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Schedule:
     """A rank's scheduler and its current rates.
 
     Raises:
-        EngineError: the caller's function fails, or makes something else.
+        EngineError: the caller's function fails, or doesn't return a scheduler.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ WHAT = {
 
 
 def is_scheduler(value: Any) -> bool:
-    """Return True for a scheduler, and False for a function that makes one."""
+    """Return True for a scheduler, and False for a function that creates one."""
     parts = "step", "state_dict", "load_state_dict"
     return not isinstance(value, type) and all(hasattr(value, n) for n in parts)
 
@@ -162,7 +162,7 @@ def give_back(scheduler: Any, saved: dict[str, Any]) -> None:
 
 
 def expect_scheduler(wanted: Any, optimizer: Any, learning_rate: Any) -> None:
-    """Require a scheduler or a function that makes one, before ranks start.
+    """Require a scheduler or a function that creates one, before ranks start.
 
     Raises:
         EngineError: the message says what it must be.
@@ -201,7 +201,7 @@ def _made(make: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _move(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Have a scheduler, and those that it consists of, work on `optimizer`."""
+    """Make a scheduler, and those that it consists of, work on `optimizer`."""
     scheduler.optimizer = optimizer
     for inner in getattr(scheduler, "_schedulers", ()):
         _move(inner, optimizer)

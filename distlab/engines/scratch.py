@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 
 
 class Scratch(Parallel):
-    """A rank of distlab.distributed's default group, made here if there is none."""
+    """A rank of distlab.distributed's default group, which it creates if necessary."""
 
     def __init__(
         self,

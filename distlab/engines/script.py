@@ -3,9 +3,9 @@
     started by torchrun or srun    this process is a rank: run the script
     started by hand               start the ranks, which run the script
 
-The script meets its ranks as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-and MASTER_PORT are set. A trainer of this package in it takes part in the job, with the
-backend that the command line names.
+The script finds its ranks as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+and MASTER_PORT are set. If it uses a trainer of this package, the trainer takes part in
+the job, with the backend that the command line names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMeeting:
-    """Where the agents of several nodes meet, and which node this is."""
+    """The address where the agents of several nodes meet, and this node's number."""
 
     node_rank: int | None = None
     master_addr: str = "127.0.0.1"
@@ -53,7 +53,7 @@ def run_script(
     """Run `script` on the ranks of `config`; return the exit code.
 
     Raises:
-        EngineError, LaunchError: it can't start; the message is one line.
+        EngineError, LaunchError: the ranks can't start; the message is one line.
     """
     if not script.is_file():
         raise EngineError(f"the script {script} is not there")

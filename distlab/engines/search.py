@@ -55,7 +55,7 @@ def uniform(low: float, high: float) -> Uniform:
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number between `low` and `high`, as often below as above √(low·high)."""
+    """Draw a number from `low` to `high`, half of the time below √(low·high)."""
     if low <= 0:
         raise EngineError(f"loguniform({low:g}, {high:g}): low must be more than 0")
     return _interval(low, high, is_log=True)
@@ -70,8 +70,8 @@ def _interval(low: float, high: float, *, is_log: bool) -> Uniform:
 def draw(space: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
     """Draw a trial's parameters, which depend on the seed but not on trials' order.
 
-    A list is a choice, and a dictionary holds more parameters. Ray Tune's domains and
-    SciPy's distributions work too. Anything else is a constant.
+    A list is a choice, and a dictionary holds more parameters. You can also use Ray
+    Tune's domains and SciPy's distributions. Anything else is a constant.
 
     Raises:
         EngineError: a list is empty, or a parameter is a grid search.

@@ -31,7 +31,7 @@ Starter = Callable[[Path, DistributedConfig], int]
 
 
 def run(job: Job, starter: Starter | None = None) -> Outcome:
-    """Train `job` on its ranks, whether or not this process is one of them.
+    """Train `job` on its ranks; this process may or may not be one of them.
 
     Raises:
         EngineError: the training can't start, or a rank failed.
@@ -88,7 +88,7 @@ def start(job: Job, starter: Starter) -> Outcome:
     """Start other processes for all ranks of `job`, and wait for them.
 
     Raises:
-        EngineError: they can't start, or one failed; it has the first one's message.
+        EngineError: the ranks can't start, or one failed, whose message this is.
     """
     expect_gpus(job.config)
     expect_no_profiler()
@@ -158,7 +158,7 @@ def expect_no_profiler() -> None:
 
 
 def what_failed(folder: Path, world_size: int, code: int) -> str:
-    """Return what the first failed rank wrote down, or else the launcher."""
+    """Return what the first failed rank recorded, or else the launcher."""
     told = [
         (path.stat().st_mtime_ns, rank, path.read_text(encoding="utf-8"))
         for rank in range(world_size)

@@ -2,16 +2,18 @@
 
     fit() ─▶ distlab.launch ─▶ rank.py in each process ─▶ train(job) ─▶ a file ─▶ fit()
 
-The ranks meet by TF_CONFIG, and MultiWorkerMirroredStrategy averages their gradients.
-Microbatches, clipping, warm-up, records and checkpoints are those of all backends.
+The ranks meet through TF_CONFIG, and MultiWorkerMirroredStrategy averages their
+gradients. Microbatches, clipping, warm-up, records and checkpoints work as on all
+backends.
 
-Limits: samples are read once, whole, into memory; what the dataset draws at random is
-drawn once then. Metrics given to compile() are not computed: History has the loss and,
-for targets that are class numbers, the accuracy. Callbacks and sample weights are not
-there. Keras's SGD puts the learning rate into its momentum, torch's does not: with a
-warm-up their steps differ. A checkpoint is continued by this backend only, on any
-number of ranks. All nodes must reach each other on any port. With TensorFlow's GPU
-build each rank takes the GPU of its local number; that has not been tried.
+Limits: we read all samples into memory once, so if the dataset draws random numbers,
+they are the same in every epoch. We don't compute metrics that you pass to compile():
+History has the loss and, for targets that are class numbers, the accuracy. Callbacks
+and sample weights aren't supported. Keras's SGD multiplies the learning rate into its
+momentum and torch's doesn't, so with a warm-up their steps differ. Only this backend
+can continue its checkpoints, but on any number of ranks. All nodes must reach each
+other on any port. With TensorFlow's GPU build, each rank would take the GPU of its
+local number, but we haven't tried that.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ from distlab.engines.trainer import Trainer
 class TensorFlowDistributedTrainer(Trainer):
     """Trains a compiled Keras model, giving each rank its part of a batched tf.data.
 
-    The dataset's batches are those of one rank, as with all trainers. With `shuffle`,
-    `seed` gives each epoch another order. `learning_rate` replaces the
-    optimizer's. The module's docstring lists the limits.
+    As with all trainers, the dataset's batches are those of one rank. With `shuffle`,
+    `seed` gives each epoch a different order. `learning_rate` replaces the optimizer's.
+    The module's docstring lists the limits.
 
     Example: `TensorFlowDistributedTrainer(model, num_gpus=2, epochs=3).fit(dataset)`
 
     Raises:
-        EngineError: TensorFlow isn't installed, or model and fields don't fit.
+        EngineError: TensorFlow isn't installed, or the model doesn't fit the fields.
     """
 
     backends = ("tensorflow",)
@@ -112,7 +114,8 @@ def read_dataset(
     """Read all samples of a batched tf.data dataset; `batch_size` replaces its own.
 
     Raises:
-        EngineError: it isn't one, has no end, or doesn't yield inputs and targets.
+        EngineError: the value isn't such a dataset, has no end, or doesn't yield inputs
+            and targets.
     """
     tf = tensorflow()
     if not isinstance(dataset, tf.data.Dataset):
@@ -146,7 +149,7 @@ def read_dataset(
 
 
 def _each(value: Any, change: Any) -> Any:
-    """`change` of each array of a structure; without TensorFlow."""
+    """Apply `change` to each array of a structure, without TensorFlow."""
     if isinstance(value, dict):
         return {key: _each(one, change) for key, one in value.items()}
     if isinstance(value, tuple | list):

@@ -1,7 +1,7 @@
 """Run one rank of TensorFlow: a Keras model's forward, backward and step.
 
 In Keras 3, fit() doesn't run under MultiWorkerMirroredStrategy, so we take the steps
-here: we add up gradients of microbatches on the rank, let the strategy average them
+here. We add up the gradients of microbatches on the rank, let the strategy average them
 over the ranks, clip them, and pass them to the model's own optimizer.
 
 Source: TensorFlow's documentation, "Custom training with tf.distribute.Strategy".
@@ -98,7 +98,7 @@ class TensorFlow(Parallel):
         return tf.cast(weighted, tf.float64)
 
     def _loss(self, inputs: Any, targets: Any, training: bool) -> tuple[Any, Any]:
-        """The mean loss of a batch, and the outputs."""
+        """Return the mean loss of a batch, and the outputs."""
         mode = {"training": training} if self.knows_training else {}
         outputs = self.model(inputs, **mode)
         loss = self.model.compute_loss(
@@ -175,7 +175,7 @@ class TensorFlow(Parallel):
 
     @contextlib.contextmanager
     def _naming_a_lost_rank(self) -> Iterator[None]:
-        """TensorFlow says it in many lines, of which the first says nothing."""
+        """Replace TensorFlow's many lines about a lost rank by a clear message."""
         errors = self.tf.errors
         lost = errors.UnavailableError, errors.AbortedError, errors.CancelledError
         try:
@@ -194,10 +194,10 @@ class TensorFlow(Parallel):
         return context.all_reduce(self.total, self.tf.identity(value))
 
     def _expect_same_samples(self, samples: Any) -> None:
-        """Scripts that read their own datasets must read the same.
+        """Require the same samples on all ranks, as scripts may read their own.
 
         Raises:
-            EngineError: a rank has others, or in another order.
+            EngineError: a rank has other samples, or has them in another order.
         """
         if self.world_size == 1 or id(samples) in self.seen:
             return
@@ -212,7 +212,7 @@ class TensorFlow(Parallel):
             )
 
     def _take_from_rank_0(self) -> None:
-        """Scripts that make their own models may have drawn other weights."""
+        """Take rank 0's weights, because a script may have drawn its own."""
         if self.world_size == 1:
             return
         variables = [*self.model.variables, *self.keras_optimizer.variables]
@@ -221,7 +221,7 @@ class TensorFlow(Parallel):
         _assign_parts(variables, first)
 
     def _average_moving(self) -> None:
-        """Each rank has moved its batch normalisation by its own batches."""
+        """Average batch norm's statistics, which each rank has of its own batches."""
         moving = [
             v for v in self.model.non_trainable_weights if "float" in str(v.dtype)
         ]
@@ -230,7 +230,7 @@ class TensorFlow(Parallel):
         _assign_parts(moving, self.sum(_flat(moving)) / self.world_size)
 
     def _spread_seeds(self) -> None:
-        """Give each rank another dropout; rank 0's is the one that was sent."""
+        """Give each rank a different dropout; rank 0 keeps the one that was sent."""
         for seed in self.seeds:
             first, counter = seed.numpy().tolist()
             seed.assign([(first + self.rank) % 2**32, counter])
@@ -248,14 +248,14 @@ class TensorFlow(Parallel):
         """Implement `Parallel.expect_fits`; `load` checks this, by numbers."""
 
     def settings(self) -> Any:
-        """Implement `Parallel.settings`: there is nothing."""
+        """Implement `Parallel.settings`; there are none."""
         return None
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Implement `Parallel.load`.
 
         Raises:
-            ValueError: they are another model's or another optimizer's.
+            ValueError: the state is from another model or another optimizer.
         """
         assign("weights", self.model.variables, weights)
         assign("variables of the optimizer", self.keras_optimizer.variables, state)
@@ -269,7 +269,7 @@ def assign(what: str, variables: Sequence[Any], values: dict[str, Any]) -> None:
     """Set variables of Keras to the values that `_numbered` returned.
 
     Raises:
-        ValueError: there are others, or their shapes are others.
+        ValueError: the variables or their shapes differ.
     """
     if len(variables) != len(values):
         raise ValueError(f"it has {len(values)} {what}, not {len(variables)}")
@@ -285,12 +285,12 @@ def _tensor(variable: Any) -> Tensor:
 
 
 def _flat(variables: Sequence[Any]) -> Tensor:
-    """The values of all variables, one after the other."""
+    """Return the values of all variables in one vector."""
     return torch.cat([_tensor(v).double().flatten() for v in variables])
 
 
 def _assign_parts(variables: Sequence[Any], values: Tensor) -> None:
-    """The reverse of `_flat`."""
+    """Undo `_flat`."""
     shapes = [tuple(v.shape) for v in variables]
     parts = values.split([math.prod(shape) for shape in shapes])
     for variable, shape, part in zip(variables, shapes, parts, strict=True):
@@ -298,7 +298,7 @@ def _assign_parts(variables: Sequence[Any], values: Tensor) -> None:
 
 
 def _numbered(variables: Sequence[Any]) -> dict[str, Tensor]:
-    """By number: a layer's name changes when a process makes the model again."""
+    """Return the values by number, because names change when a model is rebuilt."""
     return {
         f"{index:04d}": _tensor(variable) for index, variable in enumerate(variables)
     }

@@ -25,10 +25,10 @@ _held: list[Any] = []  # the store, and a socket on this rank's port
 
 
 def tensorflow() -> Any:
-    """Import TensorFlow, without its lines about this machine's processor.
+    """Import TensorFlow, without its messages about this machine's processor.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: TensorFlow isn't installed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # The socket that keeps a rank's port until TensorFlow listens there shares it.
@@ -40,7 +40,7 @@ def keras() -> Any:
     """Import Keras on TensorFlow.
 
     Raises:
-        EngineError: it is not installed, or it runs on something else.
+        EngineError: Keras isn't installed, or it runs on something else.
     """
     tensorflow()
     module = engine("keras", "tensorflow")
@@ -55,10 +55,12 @@ def keras() -> Any:
 def open_strategy(wire: str | None = None) -> Any:
     """Open this process's strategy: MultiWorkerMirroredStrategy with other ranks.
 
-    A second call returns the same one. `wire` is nccl or None: TensorFlow's choice.
+    A second call returns the same one. `wire` is nccl, or None to let TensorFlow
+    choose.
 
     Raises:
-        EngineError: it isn't installed, can't be opened any more, or no rank answers.
+        EngineError: TensorFlow isn't installed, the strategy can't be opened any more,
+            or no other rank answers.
     """
     tf = tensorflow()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -100,7 +102,7 @@ def use_own_devices(tf: Any) -> None:
 
 
 def meet() -> dict[str, Any]:
-    """Make TF_CONFIG from the addresses that all ranks tell each other; collective.
+    """Create TF_CONFIG from the addresses that all ranks exchange; collective.
 
     Raises:
         EngineError: the others aren't at MASTER_ADDR.

@@ -39,10 +39,10 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class InDefaultGroup(Parallel):
-    """A rank of torch.distributed's default group, which it makes if there is none.
+    """A rank of torch.distributed's default group, which it creates if there is none.
 
     Raises:
-        EngineError: the group cannot be made.
+        EngineError: the group can't be created.
     """
 
     def __init__(self, config: DistributedConfig, model: nn.Module) -> None:
@@ -77,7 +77,7 @@ class Torch(InDefaultGroup):
     """Trains with DDP, with or without ZeroRedundancyOptimizer, or with fully_shard.
 
     Raises:
-        EngineError: the group cannot be made.
+        EngineError: the group can't be created.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Torch(InDefaultGroup):
     def _cut(
         self, weights: dict[str, Tensor], state: dict[str, Any]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """This rank's shards of full values."""
+        """Return this rank's shards of full values."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         parts = self.module.state_dict()
@@ -198,9 +198,9 @@ class Torch(InDefaultGroup):
     def close(self) -> None:
         """Implement `Parallel.close`.
 
-        We drop DDP before the group. Otherwise some ranks never ended: they hung in
-        the garbage collection at the interpreter's end, which then destroys
-        DDP's reducer, and with it the last reference to the gloo group.
+        We drop DDP before the group. If we didn't, some ranks would never end. They
+        used to hang in the garbage collection at the interpreter's end, which destroys
+        DDP's reducer and with it the last reference to the gloo group.
         """
         self.__dict__.pop("ddp", None)
         self.__dict__.pop("forward", None)
@@ -212,8 +212,8 @@ def device_of_rank(wire: str | None, number: int | None = None) -> torch.device:
     """Return the GPU with this rank's local number (LOCAL_RANK), or the CPU.
 
     Raises:
-        EngineError: nccl was asked for and this rank has no GPU, or LOCAL_RANK can't be
-            right.
+        EngineError: you asked for nccl but this rank has no GPU, or LOCAL_RANK is
+            impossible.
     """
     num_gpus = torch.cuda.device_count()
     try:
@@ -252,7 +252,7 @@ def open_group(wire: str | None, device: torch.device) -> Any:
 
 
 def add_hook(ddp: nn.parallel.DistributedDataParallel, compression: str) -> None:
-    """Have `ddp` compress the gradients that it sends."""
+    """Make `ddp` compress the gradients that it sends."""
     if compression == "none":
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -270,7 +270,7 @@ def add_hook(ddp: nn.parallel.DistributedDataParallel, compression: str) -> None
 
 
 def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Make a ZeRO stage 1 optimizer with the same class, groups and settings."""
+    """Create a ZeRO stage 1 optimizer with the same class, groups and settings."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(
@@ -279,9 +279,10 @@ def sharded_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def accepted_defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the defaults that you can make another optimizer of this class with.
+    """Return the defaults with which you can create another optimizer of this class.
 
-    A class may add some that it sets itself: AdamW's decoupled_weight_decay is Adam's.
+    A class may add some that it sets itself: AdamW's decoupled_weight_decay, for
+    example, comes from Adam.
     """
     names: set[str] = set()
     for kind in type(optimizer).__mro__:
@@ -317,7 +318,8 @@ def fully_sharded(model: nn.Module, config: DistributedConfig) -> None:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the children with parameters, with lists of layers expanded.
 
-    None if two of them share a parameter, so that only their parent can be sharded.
+    Returns None if two of them share a parameter, so that only their parent can be
+    sharded.
     """
     found: list[nn.Module] = []
     for child in model.children():

@@ -3,8 +3,8 @@
     trainer = PyTorchDDPTrainer(model, num_gpus=4, epochs=3)
     history = trainer.fit(train_loader, val_loader)
 
-The ranks train copies, and `model` gets the final weights. Under torchrun,
-srun or `distlab train`, the same script is one rank, and fit() takes part in that job.
+The ranks train copies, and `model` gets the final weights. Under torchrun, srun or
+`distlab train`, the same script runs as one rank, and fit() takes part in that job.
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ KEEPS_OPTIMIZER = (*CORE, "ray")  # backends with torch's own optimizer state_di
 class Trainer:
     """Base class of the trainers for all torch engines.
 
-    `optimizer` is one on `model`'s parameters, or a function of the parameters that
-    makes one; AdamW by default. `loss(outputs, targets)` is a mean over the samples;
-    cross-entropy by default. We account for the divisor of torch's cross_entropy and
-    nll_loss with class weights or ignored targets, and for reduction="sum". If the loss
-    is a module with parameters, they are trained too. `scheduler` is one of torch's
-    learning-rate schedulers on `optimizer`, or a function that makes one from it; it's
-    stepped after each epoch, or after each step with scheduler_interval="step".
-    ReduceLROnPlateau watches the validation's loss, or its accuracy with mode="max".
-    All other arguments are fields of DistributedConfig.
+    `optimizer` is an optimizer on `model`'s parameters, or a function that creates one
+    from the parameters. The default is AdamW. `loss(outputs, targets)` must be a mean
+    over the samples, and the default is cross-entropy. We account for the divisor of
+    torch's cross_entropy and nll_loss if they have class weights or ignored targets,
+    and for reduction="sum". If the loss is a module with parameters, we train those as
+    well.
+
+    `scheduler` is one of torch's learning-rate schedulers on `optimizer`, or a function
+    that creates one from it. We step it after each epoch, or after each step if you set
+    scheduler_interval="step". ReduceLROnPlateau watches the validation's loss, or its
+    accuracy with mode="max". All other arguments are fields of DistributedConfig.
 
     Raises:
         EngineError: a field is misspelt or invalid, or contradicts another.
@@ -115,11 +117,13 @@ class Trainer:
     ) -> History:
         """Train `model` on ranks that each get their part of the loaders' samples.
 
-        `checkpoint_dir` and `epochs` replace those of the configuration.
-        `single_throughput`, measured with one process, gives you History.speedup.
+        `checkpoint_dir` and `epochs` replace those of the configuration. If you pass
+        the `single_throughput` that you measured with one process, you get
+        History.speedup.
 
         Raises:
-            EngineError: the training can't start, or a rank failed; one line.
+            EngineError: the training can't start, or a rank failed; the message is one
+                line.
         """
         self._expect_trainable()
         given = {"checkpoint_dir": checkpoint_dir, "epochs": epochs}
@@ -313,7 +317,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def _absolute(config: Any) -> Any:
-    """The ranks may work in another folder."""
+    """Return the configuration with absolute paths, as ranks may use another folder."""
     given = [name for name in FOLDERS if getattr(config, name)]
     paths = {name: Path(getattr(config, name)).resolve() for name in given}
     source = config.resume_from_checkpoint

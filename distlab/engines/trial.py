@@ -2,11 +2,12 @@
 
     python distlab/engines/trial.py JOB REPORTS ANSWERS PARENT
 
-The process writes a JSON line per report to one pipe, and reads from the other whether
-to continue. On Ray Tune, an actor does the same with the same `LossReport`.
+The process writes a JSON line per report to one pipe, and reads from the other if it
+should continue. On Ray Tune, an actor does the same with the same `LossReport`.
 
 A file keeps a trial's progress: a JSON line with its losses and seconds, then the
-pickled state. It is replaced as a whole, so a killed trial leaves no half of it.
+pickled state. We replace it as a whole, so a trial that is killed never leaves half a
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WATCH_S = 0.5
 
 
 class TrialStopped(BaseException):
-    """The search has ended this trial."""
+    """Raised in a trial that the search has ended."""
 
 
 class LossReport:
@@ -42,8 +43,8 @@ class LossReport:
             state, loss = train_one_epoch(state)
             report(loss, state)
 
-    `send` gets all losses so far. We save the state first, so a search never
-    knows of a loss that a continued trial would report again.
+    `send` gets all losses so far. We save the state first, so that the search never
+    knows a loss that a continued trial would report again.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LossReport:
                 raise damaged(kept) from error
 
     def __call__(self, loss: Any, state: Any = None) -> None:
-        """Report a loss, or a dictionary with one; only returns if the trial continues.
+        """Report a loss, or a dictionary with one; returns only if the trial continues.
 
         Raises:
             TypeError: the loss isn't a number.
@@ -115,7 +116,7 @@ def bytes_if_there(path: Path) -> bytes | None:
     """Read a whole file; return None only if neither the file nor a link exists.
 
     Raises:
-        EngineError: the file can't be read; going on would lose its contents.
+        EngineError: the file can't be read, and continuing would lose its contents.
     """
     if not os.path.lexists(path):
         return None
@@ -174,7 +175,7 @@ def number_in(value: Any) -> float | None:
 
 
 def end_with(parent: int) -> None:
-    """End this process once its parent is gone; a killed search ends no trial."""
+    """End this process once its parent has gone, since a killed search can't end it."""
 
     def watch() -> None:
         while os.getppid() == parent:

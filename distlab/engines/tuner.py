@@ -7,16 +7,16 @@
     best = DistributedTuner(train_fn, {"lr": loguniform(1e-4, 1)}, num_gpus=2).tune(8)
 
 `backend` chooses where trials run: "processes", the default, uses this machine, and
-"ray" uses Ray Tune, on this machine or on a cluster. We never choose silently, so
-without Ray, "ray" is an error. Both draw the same trials for the same seed. With
-processes, `Asha` decides which trials end early; on Ray, its own ASHA does, with the
-same two numbers.
+"ray" uses Ray Tune, on this machine or on a cluster. We never switch silently, so if
+Ray isn't installed, "ray" is an error. For the same seed, both draw the same trials.
+With processes, `Asha` decides which trials end early. On Ray, its own ASHA does, with
+the same two numbers.
 
-With `folder`, we save every trial that has ended. If the process is killed and you
-start the same search again, it reuses those results and runs the other trials. A trial
-that was running continues from its last reported state (`distlab.engines.trial`), while
-one that reports no state starts over. The backend may change in between. On a cluster,
-all nodes must reach `folder`.
+If you pass a `folder`, we save every trial that has ended. If the process is killed and
+you start the same search again, it reuses those results and runs the other trials. A
+trial that was running continues from its last reported state (`distlab.engines.trial`),
+while one that reports no state starts over. You may change the backend in between. On a
+cluster, all nodes must reach `folder`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class DistributedTuner:
     """Runs `num_gpus * trials_per_gpu` trials at a time and returns the best.
 
     `train_fn(parameters, report)` calls `report(loss)` or `report(loss, state)` as it
-    goes, or returns a loss; `train_fn(parameters)` returns one. A dictionary with
-    "loss" counts as that loss. Once all trials together have cost `max_cost` no other
-    begins, and those that run end at their next report.
+    goes, or returns a loss. A function `train_fn(parameters)` can only return one. A
+    dictionary with "loss" counts as that loss. Once all trials together have cost
+    `max_cost`, no new one begins, and the running ones end at their next report.
 
     Raises:
-        EngineError: a number cannot be, there is nothing to draw for a parameter, or
-            there is no such backend.
+        EngineError: a number is impossible, there is nothing to draw for a parameter,
+            or there is no such backend.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class DistributedTuner:
 
     @property
     def cost(self) -> float:
-        """Of all trials up to now, those that still run included."""
+        """The cost of all trials so far, including those that are still running."""
         return self._tuning.cost
 
     def tune(self, num_samples: int) -> dict[str, Any]:
         """Run this many trials; return the parameters with the smallest loss.
 
         Raises:
-            EngineError: no trial has reported a loss; it has the last one's error. Or
-                `train_fn` cannot go to another process, or Ray is not installed or not
-                reachable.
+            EngineError: no trial has reported a loss, in which case the message is the
+                last one's error; we can't send `train_fn` to another process; or Ray
+                isn't installed or can't be reached.
         """
         expect_int("num_samples", num_samples, 1)
         _expect_sendable(self.train_fn)

@@ -1,6 +1,7 @@
 """Keep track of a running search: its trials and their cost.
 
-It starts nothing; `trial_processes` and `ray_tune` do, and record here what happens.
+It starts nothing itself. `trial_processes` and `ray_tune` start the trials, and record
+here what happens.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class Running:
 
     @property
     def seconds(self) -> float:
-        """Up to now."""
+        """The trial's seconds so far."""
         return self.before_s + time.monotonic() - self.began
 
 
 class Tuning:
-    """The trials of a search. Slots may call it from several threads."""
+    """The trials of a search; slots may call it from several threads."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Tuning:
 
     @property
     def cost(self) -> float:
-        """Of all trials up to now, those that still run included."""
+        """The cost of all trials so far, including those that are still running."""
         with self.lock:
             running = sum(one.seconds for one in self._running.values())
             seconds = sum(one.seconds for one in self.trials) + running
@@ -135,7 +136,7 @@ class Tuning:
         """Return the trial with the smallest loss.
 
         Raises:
-            EngineError: no trial has reported a loss: what the last one said.
+            EngineError: no trial has reported a loss; the message is the last one's.
         """
         best = min(self.trials, key=lambda one: (one.loss, one.number), default=None)
         if best is None or math.isinf(best.loss):
@@ -168,7 +169,7 @@ class Tuning:
             kept.unlink(missing_ok=True)
 
     def _known(self, num_samples: int) -> list[Trial]:
-        """The trials of this search that have ended before; a torn line is left out."""
+        """Return this search's trials that ended before, without a torn line."""
         if self.folder is None:
             return []
         for number in range(num_samples):

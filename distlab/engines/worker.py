@@ -164,7 +164,7 @@ class TrainingLoop:
         self._save()
 
     def _train(self, plan: list[Microbatch]) -> None:
-        """The steps of an epoch, or those until something ends the training."""
+        """Run the steps of an epoch, until something ends the training."""
         parallel = self.parallel
         parallel.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
@@ -197,7 +197,7 @@ class TrainingLoop:
             self._record(sums, began)
 
     def _set_rate(self, per_epoch: int) -> float:
-        """Scaled by the ranks; in the warm-up it grows from step to step."""
+        """Set the rate, scaled by the ranks; in the warm-up it grows every step."""
         scale = self.config.scale_of_rate
         warmup = round(self.config.warmup_epochs * per_epoch)
         if self.num_steps < warmup:
@@ -223,7 +223,7 @@ class TrainingLoop:
         return self.schedule.state() if self.schedule else {}
 
     def _record(self, sums: list[Tensor], began: float) -> float:
-        """Sum the losses of these steps over the ranks; returns the time of it."""
+        """Sum the losses of these steps over the ranks; return the current time."""
         now = time.perf_counter()
         parallel = self.parallel
         own = torch.stack(sums)
@@ -263,7 +263,10 @@ class TrainingLoop:
             yield batch
 
     def _of_all_ranks(self, losses: list[float], seconds: float) -> list[StepRecord]:
-        """A record of each rank; collective. Communication counts as computation."""
+        """Return a record of each rank; communication counts as computation.
+
+        Collective.
+        """
         parallel = self.parallel
         rows = torch.zeros(
             parallel.world_size, 4, dtype=torch.double, device=parallel.device
@@ -306,7 +309,7 @@ class TrainingLoop:
 
     @torch.no_grad()
     def _validate(self, epoch: int) -> tuple[float | None, float | None]:
-        """Mean loss and accuracy over every sample once; None where there is none."""
+        """Return mean loss and accuracy over all samples; None if there are none."""
         if self.job.val is None:
             return None, None
         self.parallel.set_training(False)
@@ -465,12 +468,13 @@ class TrainingLoop:
             raise EngineError(f"rank {ranks[0]} could not save, load or record")
 
     def _expect_same_steps(self, found: int) -> None:
-        """Only rank 0 has saved: a rank with a disk of its own finds something else.
+        """Require that all ranks found the same steps, before anything is loaded.
 
-        Before anything is loaded, because with shards to load is collective.
+        Only rank 0 has saved, so a rank with its own disk finds other steps. We check
+        first, because with shards, loading is collective.
 
         Raises:
-            EngineError: another rank has found other steps; on every rank.
+            EngineError: on every rank, if a rank has found other steps.
         """
         parallel = self.parallel
         steps = torch.zeros(
