@@ -1,9 +1,11 @@
 """The simulated cluster: up to 4,096 ranks in one process and in virtual time.
 
-Read in this order: `run` (the door), `kernel` (who goes on, and when), `carriers` (what
-a rank is made of), `channels` (what meets what), `comm` (the calls; `fast` is its short
-way). Beside it: `net` (what a message costs), `faults`, `plans` (schedules and their
-formulas), `calibration` (this machine, measured), `torch` (torch.distributed's code).
+Read in this order: `run` (the entry point), `kernel` (which rank runs, and when),
+`carriers` (greenlets or threads under a rank), `channels` (match sends and receives),
+`comm` (the calls; `fast` is a shortcut through it). Beside these, `net` computes the
+time of a message, `faults` describes failures, `plans` has schedules and their
+formulas, `calibration` measures this machine, and `torch` runs torch.distributed's
+code.
 """
 
 from distlab.sim.comm import SimComm

@@ -1,7 +1,8 @@
-"""A broadcast down a tree, as far as its members have come.
+"""Pass a broadcast down a tree, as far as its members have arrived.
 
-Whoever has a copy and passes it on to all below it is through, also where others never
-come: then a program stops on the same lines as with gloo, whose tree this is:
+A member that has a copy can leave the call once it has passed the copy on to all
+members below it, even if others never arrive. A program therefore stops on the same
+lines as with gloo, which uses the same tree:
 
     0 ──▶ 1 ──▶ 3        places, counted from the root; the parent of a place is the
     └───▶ 2              place without its highest bit
@@ -15,14 +16,14 @@ from torch import Tensor
 
 
 class Tree:
-    """Which of `n` members have their copy of what `root` sent."""
+    """Tracks which of `n` members have received what `root` sent."""
 
     def __init__(self, n: int, root: int) -> None:
         self._n, self._root = n, root
         self._copied = {root}
 
     def hand_down(self, tensors: Mapping[int, Tensor]) -> None:
-        """Fill the tensors of those that have come and can be reached, in place."""
+        """Fill the tensors of arrived members that can be reached, in place."""
         for place in range(1, self._n):  # parents before their children
             member = self._member(place)
             parent = self._member(place - (1 << place.bit_length() - 1))
@@ -33,7 +34,7 @@ class Tree:
                 self._copied.add(member)
 
     def through(self, come: Collection[int]) -> list[int]:
-        """Those of `come` that have their copy and need not pass it on to the rest."""
+        """Return the members of `come` that have their copy and have passed it on."""
         return [
             member
             for place in range(self._n)

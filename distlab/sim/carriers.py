@@ -1,6 +1,6 @@
-"""What carries a rank while others run: a greenlet, or an operating-system thread.
+"""Carry a rank while others run: with a greenlet, or with an operating-system thread.
 
-Both are a function that can be left in the middle and entered again, one at a time:
+Both are functions that can be left in the middle and entered again, one at a time:
 
     greenlets   all on one thread; to go from one to the next takes a quarter of a
                 microsecond. What is bound to the thread must be put aside by hand
@@ -8,8 +8,9 @@ Both are a function that can be left in the middle and entered again, one at a t
     threads     each rank has a thread and waits for the baton; 50 times as slow, and
                 everything bound to a thread is the rank's own, also inside backward()
 
-The kernel knows neither: it asks for a `Strand` per rank and hands control from one to
-the next. A strand that ends hands it to `hub`, the strand that started the run.
+The kernel doesn't need to know which one it uses. It asks for one `Strand` per rank,
+and passes control from one to the next. A strand that ends passes it to `hub`, the
+strand that started the run.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ STACK_BYTES = 1 << 20
 
 
 class RankEnded(BaseException):
-    """Raised in a rank that still waits when its run is over; not to be caught."""
+    """Raised in a rank that still waits when its run is over; don't catch it."""
 
 
 class Strand(Protocol):
-    """One line of execution, left and entered only where it hands over control.
+    """One line of execution, which changes only where it passes on control.
 
-    `thread_id` is the thread on which it runs; 0 before it does. `switch` enters it,
-    and no more: where the carrier `hands_over`, this and the grad mode is all there is.
+    `thread_id` is the thread on which it runs, or 0 before it runs. `switch` only
+    enters it. If the carrier `hands_over`, that and the grad mode is all there is to
+    do.
     """
 
     thread_id: int
@@ -51,14 +53,14 @@ class Strand(Protocol):
 
     @property
     def dead(self) -> bool:
-        """Whether it has come to its end."""
+        """True if the strand has finished."""
 
     def frame(self) -> FrameType | None:
-        """Where it stands."""
+        """The frame in which the strand has stopped."""
 
 
 class Carrier(Protocol):
-    """All strands of one run; made, and first left, by the one that becomes `hub`."""
+    """All strands of one run; the strand that creates it becomes its `hub`."""
 
     @property
     def hub(self) -> Strand:
@@ -68,23 +70,23 @@ class Carrier(Protocol):
     hands_over: bool
 
     def strand(self, main: Callable[[], object]) -> Strand:
-        """A strand that will call `main` when it is first switched to, from the hub."""
+        """Create a strand that calls `main` when the hub first switches to it."""
 
     def switch(self, strand: Any) -> None:
-        """Leave the strand that calls and enter `strand`; returns when entered again.
+        """Leave the calling strand and enter `strand`; return when entered again.
 
-        Whatever but RankEnded leaves a `main` is raised in the hub.
+        If a `main` raises anything but RankEnded, we raise it in the hub.
         """
 
     def close(self) -> None:
-        """Give back what ended strands held."""
+        """Free everything that ended strands held."""
 
 
 def make_carrier(name: CarrierName) -> Carrier:
-    """The carrier of that name, with the caller as its hub.
+    """Create the carrier of that name, with the caller as its hub.
 
     Raises:
-        RunnerError: greenlets are wanted and the package is not installed.
+        RunnerError: you ask for greenlets, but the package isn't installed.
     """
     return ThreadCarrier() if name == "threads" else GreenletCarrier()
 
@@ -101,19 +103,20 @@ class _GreenletStrand:
 
     @property
     def dead(self) -> bool:
-        """See `Strand.dead`."""
+        """Implement `Strand.dead`."""
         return bool(self.greenlet.dead)
 
     def frame(self) -> FrameType | None:
-        """See `Strand.frame`."""
+        """Implement `Strand.frame`."""
         return self.greenlet.gr_frame  # type: ignore[no-any-return]
 
 
 class GreenletCarrier:
-    """Ranks as greenlets, all on the thread that makes this object.
+    """Ranks as greenlets, all on the thread that creates this object.
 
-    Whether gradients are on is bound to the thread: each rank that goes on puts it back
-    as it was. Who leaves says in `grad` how things stand, so that nobody need look.
+    The grad mode belongs to the thread, so each rank restores its own when it
+    continues. A rank that leaves stores the mode in `grad`, so that the next one
+    needn't look it up.
     """
 
     can_leave_backward = False
@@ -128,7 +131,7 @@ class GreenletCarrier:
         self.grad = _is_grad_enabled()
 
     def strand(self, main: Callable[[], object]) -> _GreenletStrand:
-        """See `Carrier.strand`."""
+        """Implement `Carrier.strand`."""
 
         def live() -> None:
             torch._C._set_grad_enabled(True)
@@ -142,18 +145,18 @@ class GreenletCarrier:
         return _GreenletStrand(greenlet.greenlet(live, self.hub.greenlet))
 
     def switch(self, strand: _GreenletStrand) -> None:
-        """See `Carrier.switch`."""
+        """Implement `Carrier.switch`."""
         grad = self.grad = _is_grad_enabled()
         strand.greenlet.switch()
         if self.grad is not grad:
             torch._C._set_grad_enabled(grad)
 
     def close(self) -> None:
-        """See `Carrier.close`."""
+        """Implement `Carrier.close`."""
 
 
 class _ThreadStrand:
-    """A strand in a thread of its own, or the hub in the one that was there."""
+    """A strand in its own thread, or the hub in the thread that existed before."""
 
     def __init__(self, carrier: ThreadCarrier, main: Callable[[], object]) -> None:
         self.dead = False
@@ -166,11 +169,11 @@ class _ThreadStrand:
         self.thread: threading.Thread | None = None
 
     def frame(self) -> FrameType | None:
-        """See `Strand.frame`."""
+        """Implement `Strand.frame`."""
         return sys._current_frames().get(self.thread_id)
 
     def wake(self) -> None:
-        """Hand it the baton."""
+        """Give the baton to this strand."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._live, daemon=True)
             self.thread.start()
@@ -191,7 +194,7 @@ class _ThreadStrand:
 
 
 class ThreadCarrier:
-    """Ranks as threads of which one has the baton."""
+    """Ranks as threads, of which only the one with the baton runs."""
 
     can_leave_backward = True
     hands_over = False
@@ -204,13 +207,13 @@ class ThreadCarrier:
         self._stack_before = threading.stack_size(STACK_BYTES)
 
     def strand(self, main: Callable[[], object]) -> _ThreadStrand:
-        """See `Carrier.strand`."""
+        """Implement `Carrier.strand`."""
         strand = _ThreadStrand(self, main)
         self._strands.append(strand)
         return strand
 
     def switch(self, strand: _ThreadStrand) -> None:
-        """See `Carrier.switch`."""
+        """Implement `Carrier.switch`."""
         own, self.running = self.running, strand
         strand.wake()
         if own is self.hub:
@@ -231,7 +234,7 @@ class ThreadCarrier:
                 raise error
 
     def close(self) -> None:
-        """See `Carrier.close`."""
+        """Implement `Carrier.close`."""
         threading.stack_size(self._stack_before)
         for strand in self._strands:
             if strand.dead and strand.thread is not None:
@@ -239,14 +242,14 @@ class ThreadCarrier:
 
 
 def raise_in_thread(thread_id: int, error: type[BaseException]) -> None:
-    """Have `error` raised in a thread of this process, at its next line of Python."""
+    """Raise `error` in a thread of this process, at its next line of Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread_id), ctypes.py_object(error)
     )
 
 
 def clear_in_thread(thread_id: int) -> None:
-    """Forget what was to be raised there and has not been yet."""
+    """Cancel an error that has not been raised in that thread yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
 
 

@@ -1,11 +1,12 @@
-"""What the members of one simulated group share: messages that wait for their match.
+"""The channels of a simulated group, in which messages wait for their match.
 
-A message has two ends. It starts when both are there, however small it is (gloo sends
-no other way), and both are through when it has arrived. Ends of one channel (source,
-destination, tag) match in the order in which they were posted; a receive from anyone
-takes the end that was posted first.
+A message has two ends. However small it is, it starts only when both have been posted,
+because gloo has no other way to send. When it arrives, both ends are finished. Ends of
+one channel (source, destination, tag) match in the order in which they were posted. A
+receive from anyone takes the send that was posted first.
 
-This is called two million times for a ring of 1,024 ranks: hence the few short-cuts.
+A ring of 1,024 ranks calls this code two million times, which is why it takes a few
+shortcuts.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ __all__ = ["Channel", "End", "Group", "Message"]
 
 
 class _Moving(Flight):
-    """What changes with every message; next to each other, for the caches' sake.
+    """The fields that change with every message, kept together for the caches' sake.
 
-    `address` is that of the tensor's first byte, and `num_bytes` its size, if they were
-    looked up; or else 0.
+    `address` is the address of the tensor's first byte and `num_bytes` is its size, if
+    they were looked up, and 0 otherwise.
     """
 
     __slots__ = ("address", "met", "num_bytes", "other", "posted", "step", "tensor")
 
 
 class End(_Moving):
-    """One end of a message: who posted it, for whom, and the tensor."""
+    """One end of a message: the rank that posted it, its peer, and the tensor."""
 
     __slots__ = (
         *("channel", "dropped", "group", "op", "owner", "parcel", "peer", "source"),
@@ -67,7 +68,7 @@ class End(_Moving):
         self.parcel: Any = None  # what was sent before anyone received it
 
     def awaited(self) -> tuple[int, ...]:
-        """See `Flight.awaited`."""
+        """Implement `Flight.awaited`."""
         if self.met and not self.dropped:
             return ()
         members = self.group.members
@@ -77,11 +78,11 @@ class End(_Moving):
 
     @property
     def one_is_enough(self) -> bool:
-        """See `Flight.one_is_enough`."""
+        """Implement `Flight.one_is_enough`."""
         return self.peer == ANY and not self.met
 
     def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
+        """Implement `Flight.call`."""
         peer = ANY if self.peer == ANY else self.group.members[self.peer]
         tensor = self.tensor if isinstance(self.tensor, Tensor) else None
         return {
@@ -95,7 +96,7 @@ class End(_Moving):
         }
 
     def arrive(self) -> None:
-        """Of a receive: its message is there."""
+        """Finish a receive, because its message has arrived."""
         send, self.other = self.other, None
         assert send is not None
         if type(self.tensor) is not Sized:
@@ -106,10 +107,10 @@ class End(_Moving):
 
 
 class Arrivals(list[End]):
-    """Receives whose messages arrive one right after the other, at one instant."""
+    """Receives whose messages arrive directly after each other, at the same instant."""
 
     def __call__(self) -> None:
-        """All are there: `End.arrive` for each of them, in one go."""
+        """Call `End.arrive` for each of them, because all have arrived."""
         ready = self[0].group.kernel.ready
         for receive in self:
             send, receive.other = receive.other, None
@@ -128,7 +129,7 @@ class Arrivals(list[End]):
 
 
 class Channel:
-    """From one member to another one with one tag; ends that wait for their match."""
+    """The ends from one member to another with one tag that wait for their match."""
 
     __slots__ = ("dst", "num_started", "receives", "sends", "src", "tag")
 
@@ -140,17 +141,17 @@ class Channel:
 
 
 class Rules(HoldsBack, Protocol):
-    """What makes messages other than plain ones: see `Conditions`."""
+    """The rules for messages that aren't plain ones: see `Conditions`."""
 
     def post(self, group: Group, channel: Channel, send: End) -> bool:
-        """Send it off if it is small enough; False if it has to wait for its match."""
+        """Send it if it is small enough; return False if it must wait for its match."""
 
     def start(self, group: Group, channel: Channel, send: End, receive: End) -> None:
-        """Both ends are there: let the message go."""
+        """Send the message, because both ends have been posted."""
 
 
 class Group:
-    """The channels of one group, and which members have given it up."""
+    """The channels of one group, and the members that have given it up."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Group:
         self.dropped: deque[End] = deque()  # receives whose message was lost
 
     def subgroup(self, key: object, members: Sequence[int]) -> Group:
-        """The same object for every member that asks with the same `key`."""
+        """Return the same object for every member that asks with the same `key`."""
         if key not in self.subgroups:
             outer = [self.members[member] for member in members]
             self.subgroups[key] = Group(
@@ -186,7 +187,7 @@ class Group:
         return self.subgroups[key]
 
     def channel(self, src: int, dst: int, tag: int) -> Channel:
-        """The one channel between two members of the group with this tag."""
+        """Return the channel between two members of the group with this tag."""
         channel = self._channels.get((src, dst, tag))
         if channel is None:
             channel = Channel(self.members[src], self.members[dst], tag)
@@ -205,7 +206,7 @@ class Group:
             self.post_receive(self.channel(end.peer, end.owner, end.tag), end)
 
     def post_send(self, channel: Channel, end: End) -> None:
-        """`send`, for a caller that keeps its channels."""
+        """Do what `send` does, for a caller that keeps its channels."""
         if self.gone and self._is_lost(end):
             return
         if self.conditions is not None and self.conditions.post(self, channel, end):
@@ -217,7 +218,7 @@ class Group:
             self.queue(channel.sends, end)
 
     def post_receive(self, channel: Channel, end: End) -> None:
-        """`receive`, for a caller that keeps its channels."""
+        """Do what `receive` does, for a caller that keeps its channels."""
         if self.gone and self._is_lost(end):
             return
         if channel.sends:
@@ -226,7 +227,7 @@ class Group:
             self.queue(channel.receives, end)
 
     def leave(self, rank: int) -> None:
-        """Close a member's connections: all that waits for it, and itself, is lost."""
+        """Close a member's connections, so that everything waiting for it is lost."""
         self.gone.add(rank)
         self.is_plain = False
         self.collectives.leave()
@@ -240,7 +241,7 @@ class Group:
                     self.kernel.end(end, Lost())
 
     def reap(self, rank: int) -> None:
-        """A rank of the world is dead: it leaves this group and all made from it."""
+        """Remove a dead rank of the world from this group and all subgroups."""
         if rank in self.members:
             self.leave(self.members.index(rank))
         for group in self.subgroups.values():
@@ -255,7 +256,7 @@ class Group:
         return False
 
     def take_receive(self, channel: Channel, send: End) -> End | None:
-        """The receive that has waited longest for such a message, if there is one."""
+        """Return the receive that has waited longest for such a message, if any."""
         receives = channel.receives
         if self._any:
             anyone = self._any.get((send.peer, send.tag))
@@ -289,7 +290,7 @@ class Group:
         queue.append(end)
 
     def start(self, channel: Channel, send: End, receive: End) -> None:
-        """Both ends are there: their message goes, as soon as the network has room."""
+        """Send the message of two posted ends, as soon as the network has room."""
         send.met = receive.met = True
         receive.other = send
         if self.conditions is not None:
@@ -318,7 +319,7 @@ class Group:
         kernel.batch, kernel.batch_ps = batch, end_ps
 
     def book(self, channel: Channel, send: End) -> int:
-        """Put a message on its way; returns when it is there."""
+        """Put a message on its way; return the time when it arrives."""
         num_bytes = send.tensor.nbytes  # type: ignore[union-attr]
         src, dst = channel.src, channel.dst
         start, end = self.wires.message(src, dst, num_bytes, self.kernel.now_ps)

@@ -1,4 +1,4 @@
-"""Virtual time, as ranks and services are handed it."""
+"""Virtual time, in the form that ranks and services get."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from distlab.sim.net.links import picoseconds
 
 
 class Computing(Flight):
-    """Time that a rank needs for itself: nobody else can shorten it."""
+    """A time in which a rank computes, which no other rank can shorten."""
 
     def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
+        """Implement `Flight.call`."""
         return {"n": 0, "op": "sleep"}
 
 
 class SimClock:
-    """Virtual time; a straggler needs more of it."""
+    """A rank's clock in virtual time, on which a straggler needs more of it."""
 
     def __init__(self, world: Group, factor: float = 1.0) -> None:
         self._kernel, self._factor = world.kernel, factor
 
     def now_s(self) -> float:
-        """See `Clock.now_s`."""
+        """Implement `Clock.now_s`."""
         return self._kernel.now_s
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`.
+        """Implement `Clock.sleep`.
 
         Raises:
-            ValueError: a negative time, or one without an end.
+            ValueError: the time is negative or infinite.
         """
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"sleep({seconds}): seconds, 0 or more, and finite")
@@ -42,17 +42,17 @@ class SimClock:
 
 
 class ServiceClock:
-    """The same for a service, which cannot wait."""
+    """A service's clock in virtual time, on which you can't wait."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
     def now_s(self) -> float:
-        """See `Clock.now_s`."""
+        """Implement `Clock.now_s`."""
         return self._kernel.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Refused: what serves a call answers at once.
+        """Refuse to wait, because a service must answer at once.
 
         Raises:
             RuntimeError: always.

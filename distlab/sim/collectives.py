@@ -1,9 +1,10 @@
-"""Collectives of the simulated cluster, carried out by the kernel itself.
+"""The collectives of the simulated cluster, which the kernel itself carries out.
 
-The k-th collective of each member of a group belongs together. It starts when the last
-member has come, takes the time of a bandwidth-optimal algorithm, and then all have the
-result. Members that do not ask for the same thing never meet, as on a real transport.
-A broadcast that some never come to is over for others, see `broadcast`.
+The k-th collectives of all members of a group belong together. They start when the last
+member has arrived, take the time of a bandwidth-optimal algorithm, and then all members
+have the result. If members make different calls, they never meet, as on a real
+transport. If some never arrive at a broadcast, it may still end for others, see
+`broadcast`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ Act = tuple[str, int | None]  # which collective, and its root
 
 
 class HoldsBack(Protocol):
-    """Whatever may let nobody start at once."""
+    """Something that may delay the start of a collective."""
 
     def together_ps(self, members: Sequence[int], now_ps: int) -> int:
-        """When a collective can start for which all are ready now."""
+        """Return when a collective can start for which all members are ready."""
 
 
 class Part(NamedTuple):
-    """What one member puts in, and where its result goes."""
+    """The input of one member, and the place for its result."""
 
     act: Act
     op: ReduceOp
@@ -52,16 +53,16 @@ class CollectivePart(Flight):
         self.owner, self.index = owner, index
 
     def awaited(self) -> tuple[int, ...]:
-        """See `Flight.awaited`."""
+        """Implement `Flight.awaited`."""
         return self.collectives.awaited(self.owner, self.index)
 
     def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
+        """Implement `Flight.call`."""
         return {"n": self.index + 1, "op": self.act[0], "root": self.act[1]}
 
 
 class Collectives:
-    """The meetings of one group; `gone` has those who have given it up."""
+    """The collectives of one group; `gone` holds the members that have given it up."""
 
     def __init__(
         self,
@@ -102,14 +103,14 @@ class Collectives:
         return meeting
 
     def leave(self) -> None:
-        """A member is gone: no open collective can end any more."""
+        """Fail all open collectives, because a member has gone."""
         for members in self._open.values():
             for _, meeting in members.values():
                 if not meeting.done:
                     self._kernel.end(meeting, Lost())
 
     def awaited(self, owner: int, index: int) -> tuple[int, ...]:
-        """The members that have not come to this collective, or to another one."""
+        """Return the members that haven't arrived, or are in another collective."""
         parts = {i: part.act for i, (part, _) in self._open.get(index, {}).items()}
         return tuple(
             r for i, r in enumerate(self._members) if parts.get(i) != parts[owner]
@@ -119,7 +120,7 @@ class Collectives:
         return len({part.act for part, _ in self._open[index].values()})
 
     def _let_through(self) -> bool:
-        """Nothing else happens any more: end the broadcasts that are over for some."""
+        """End the broadcasts that are over for some, once nothing else can happen."""
         over = [] if self._gone else [m for i in self._open for m in self._over(i)]
         for meeting in over:
             self._kernel.end(meeting)
@@ -135,7 +136,7 @@ class Collectives:
         return [meeting for meeting in over if not meeting.done]
 
     def _handed_down(self, index: int, come: dict[int, Part]) -> list[int]:
-        """Let a broadcast get as far as it can; the members that are through."""
+        """Pass a broadcast as far as it can go; return the members that are done."""
         root = next(iter(come.values())).act[1] or 0
         key = (index, root)
         if key not in self._trees:
@@ -160,13 +161,13 @@ class Collectives:
 
 
 def _alike(parts: list[Part]) -> bool:
-    """Whether all put in the same number of elements of one dtype."""
+    """Return True if all members put in equally many elements of one dtype."""
     sent = [part.sent for part in parts if part.sent is not None]
     return len({(tensor.numel(), tensor.dtype) for tensor in sent}) <= 1
 
 
 def _nothing(parts: list[Part]) -> None:
-    """A barrier has no result."""
+    """Do nothing, because a barrier has no result."""
 
 
 def _broadcast(parts: list[Part]) -> None:
@@ -228,7 +229,7 @@ def _received(parts: list[Part]) -> list[Tensor]:
 
 
 def _combined(parts: list[Part]) -> Tensor:
-    """The reduction, rank by rank from 0 on, in a tensor of its own."""
+    """Return the reduction, in rank order from 0 on, as a new tensor."""
     first, *rest = _sent(parts)
     op, total = parts[0].op, first.clone()
     for tensor in rest:

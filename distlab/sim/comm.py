@@ -1,7 +1,7 @@
-"""The Comm of a simulated rank: the same calls, answered in virtual time.
+"""The Comm of a simulated rank, with the same calls in virtual time.
 
-Guide: the contract of each call is in `Comm`. What cannot be known from it follows
-gloo, so that a program hangs here exactly if it hangs there.
+Guide: `Comm` documents the contract of each call. Where it leaves something open, we do
+as gloo does, so that a program hangs here exactly if it hangs there.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limi
 class SimComm(FastExchange):
     """One rank's communicator in the simulated cluster.
 
-    `limit_s` is how long the run may take: a wait that gives up later than that is
-    taken to be one for good, as the runner takes it. What is sent is counted in
-    `traffic`, if there is one, as a ByteMeter counts it.
+    `limit_s` is how long the run may take. If a call would wait longer than that, we
+    treat the wait as endless, as the runner does. If there is a `traffic`, it counts
+    everything that is sent, like a ByteMeter.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class SimComm(FastExchange):
 
     @property
     def rank(self) -> int:
-        """See `Comm.rank`."""
+        """Implement `Comm.rank`."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """See `Comm.world_size`."""
+        """Implement `Comm.world_size`."""
         return len(self.group.members)
 
     @property
     def local_rank(self) -> int:
-        """See `Comm.local_rank`; all simulated ranks are on one machine."""
+        """Implement `Comm.local_rank`; all simulated ranks are on one machine."""
         return self._local_rank
 
     @property
     def device(self) -> torch.device:
-        """See `Comm.device`."""
+        """Implement `Comm.device`."""
         return _CPU
 
     def limit_ps(self, timeout_s: float | None) -> int | None:
-        """The virtual time after which a wait is given up; None is never."""
+        """Return the virtual time after which a wait gives up; None means never."""
         if timeout_s is None or timeout_s >= self._limit_s:
             return None
         return picoseconds(max(timeout_s, _LEAST_S))
@@ -88,7 +88,7 @@ class SimComm(FastExchange):
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.send`."""
+        """Implement `Comm.send`."""
         route = self._route_out(dst, tag)
         if not can_travel(tensor):
             look_closer(self._refuse, tensor, "send")
@@ -106,7 +106,7 @@ class SimComm(FastExchange):
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """See `Comm.recv`."""
+        """Implement `Comm.recv`."""
         if src == ANY:
             return self._receive_any(tensor, tag, timeout_s)
         route = self._route_in(src, tag)
@@ -120,7 +120,7 @@ class SimComm(FastExchange):
         return src
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> SimWork:
-        """See `Comm.isend`."""
+        """Implement `Comm.isend`."""
         route = self._route_out(dst, tag)
         if not can_travel(tensor):
             look_closer(self._refuse, tensor, "send")
@@ -132,7 +132,7 @@ class SimComm(FastExchange):
         return SimWork(self, end, dst, self._step)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> SimWork:
-        """See `Comm.irecv`."""
+        """Implement `Comm.irecv`."""
         route = self._route_in(src, tag)
         if not can_travel(tensor):
             look_closer(self._refuse, tensor, "recv")
@@ -151,7 +151,7 @@ class SimComm(FastExchange):
         src: int,
         timeout_s: float | None,
     ) -> None:
-        """See `Comm.sendrecv`; `fast` calls it when it cannot do it itself."""
+        """Implement `Comm.sendrecv`, for the cases that `fast` can't handle."""
         if not (can_travel(send_tensor) and can_travel(recv_tensor)):
             look_closer(self._refuse, send_tensor, "sendrecv")
             look_closer(self._refuse, recv_tensor, "sendrecv")
@@ -175,13 +175,13 @@ class SimComm(FastExchange):
     # ── collectives ─────────────────────────────────────────────────────────────────
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """See `Comm.barrier`."""
+        """Implement `Comm.barrier`."""
         self._join(("barrier", None)).wait(timeout_s)
 
     def broadcast(
         self, tensor: Tensor, src: int, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.broadcast`."""
+        """Implement `Comm.broadcast`."""
         self._refuse.rank(src, "broadcasts from")
         self._refuse.tensor(tensor, "broadcast")
         self._join(("broadcast", src), tensor, tensor).wait(timeout_s)
@@ -190,7 +190,7 @@ class SimComm(FastExchange):
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
     ) -> SimWork | None:
-        """See `Comm.all_reduce`."""
+        """Implement `Comm.all_reduce`."""
         self._refuse.tensor(tensor, "all_reduce")
         self._check_average(tensor, op)
         work = self._join(("all_reduce", None), tensor, tensor, op)
@@ -205,7 +205,7 @@ class SimComm(FastExchange):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.reduce`."""
+        """Implement `Comm.reduce`."""
         self._refuse.rank(dst, "reduces to")
         self._refuse.tensor(tensor, "reduce")
         self._check_average(tensor, op)
@@ -219,7 +219,7 @@ class SimComm(FastExchange):
         *,
         timeout_s: float | None = None,
     ) -> SimWork | None:
-        """See `Comm.all_gather`."""
+        """Implement `Comm.all_gather`."""
         self._refuse.limit("all_gather", async_op, timeout_s)
         self._refuse.gathered(output, input, "all_gather")
         work = self._join(("all_gather", None), input, output)
@@ -235,7 +235,7 @@ class SimComm(FastExchange):
         *,
         timeout_s: float | None = None,
     ) -> SimWork | None:
-        """See `Comm.reduce_scatter`."""
+        """Implement `Comm.reduce_scatter`."""
         self._refuse.limit("reduce_scatter", async_op, timeout_s)
         self._refuse.chunks(output, input, "reduce_scatter")
         self._check_average(output, op)
@@ -250,14 +250,14 @@ class SimComm(FastExchange):
         *,
         timeout_s: float | None = None,
     ) -> SimWork | None:
-        """See `Comm.all_to_all`."""
+        """Implement `Comm.all_to_all`."""
         self._refuse.limit("all_to_all", async_op, timeout_s)
         self._refuse.exchanged(output, input, "all_to_all")
         work = self._join(("all_to_all", None), input, output)
         return later_or_now(work, async_op, timeout_s)
 
     def new_group(self, ranks: Sequence[int]) -> Comm | None:
-        """See `Comm.new_group`."""
+        """Implement `Comm.new_group`."""
         members = list(ranks)
         self._refuse.group(members)
         key = (self._num_groups, tuple(members))
@@ -273,16 +273,16 @@ class SimComm(FastExchange):
         return group
 
     def time(self) -> float:
-        """See `Comm.time`; virtual seconds since the start of the run."""
+        """Implement `Comm.time`, in virtual seconds since the start of the run."""
         return self.group.kernel.now_s
 
     def abort(self) -> None:
-        """See `Comm.abort`."""
+        """Implement `Comm.abort`."""
         for comm in (self, *self._groups):
             comm.abort_group()
 
     def abort_group(self) -> None:
-        """Close this rank's connections in this group alone."""
+        """Close this rank's connections in this group only."""
         self.group.leave(self._rank)
 
     # ── how ─────────────────────────────────────────────────────────────────────────
@@ -296,7 +296,7 @@ class SimComm(FastExchange):
         peer: int | None,
         step: int,
     ) -> None:
-        """Wait for `flight`, as a part of a call that needs all of `needs`."""
+        """Wait for `flight`, as part of a call that needs all of `needs`."""
         kernel = self.group.kernel
         started, in_time = kernel.now_ps, True
         if not flight.done:
@@ -308,7 +308,7 @@ class SimComm(FastExchange):
     def give_up(
         self, flight: Flight, in_time: bool, since_ps: int, peer: int | None, step: int
     ) -> None:
-        """Raise why a flight that the rank has awaited since then did not succeed."""
+        """Raise the reason why a flight that the rank awaited didn't succeed."""
         if not in_time and isinstance(flight, End):
             self.abort_group()  # as on gloo: who gives up closes its connections
         if in_time and not isinstance(flight.error, Lost):
@@ -356,7 +356,7 @@ class SimComm(FastExchange):
         return route
 
     def _take(self, route: Route, op: str, tensor: Tensor, peer: int, tag: int) -> End:
-        """An end for this call's tensor; the spare one, if there is one."""
+        """Return an end for this call's tensor, and reuse the spare one if possible."""
         self._step += 1
         if self._traffic is not None and op == "send":
             self._traffic.messages += 1
@@ -389,7 +389,7 @@ class SimComm(FastExchange):
         return SimWork(self, meeting, None, self._step)
 
     def _count(self, act: Act, sent: Tensor | None) -> None:
-        """As a ByteMeter counts a library collective."""
+        """Count a call as a ByteMeter counts a library collective."""
         call = Call(op=act[0], root=act[1], sent=sent)
         copies = ByteMeter(self, self._traffic)._copies_sent(call)
         assert self._traffic is not None

@@ -1,7 +1,8 @@
-"""How messages fare on their way, where that is not simply: they arrive.
+"""The fate of messages under faults, or if small ones are sent early.
 
-Two things can be different: small messages are sent before anyone receives them
-(`eager_bytes`), and faults. A run without either does not come past here.
+Two things can differ from the normal case: small messages may be sent before anyone
+receives them (`eager_bytes`), and there may be faults. A run with neither doesn't use
+this module.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Loss(NamedTuple):
-    """A message that vanished; ranks of the world, picoseconds, its number there."""
+    """A message that vanished: ranks of the world, picoseconds, its number there."""
 
     src: int
     dst: int
@@ -37,7 +38,7 @@ class Loss(NamedTuple):
 
 
 class Parcel:
-    """A message that was sent eagerly: a copy of what the tensor held at that time."""
+    """A message that was sent early, with a copy of the tensor at that time."""
 
     __slots__ = ("arrived", "content", "receive")
 
@@ -48,10 +49,10 @@ class Parcel:
         self.receive: End | None = None
 
     def require_unchanged(self, send: End) -> None:
-        """The tensor of an isend is the transport's until wait.
+        """Require that the tensor of an isend didn't change before its wait.
 
         Raises:
-            RuntimeError: it holds something else by now.
+            RuntimeError: it has changed.
         """
         if type(self.content) is Sized or _bytes(self.content) == _bytes(send.tensor):
             return
@@ -75,11 +76,11 @@ class Conditions:
         ]
 
     def is_cut(self, nodes: Sequence[Node], now_ps: int) -> bool:
-        """Whether some of these nodes cannot reach the others now."""
+        """Return True if some of these nodes can't reach the others now."""
         return self.together_ps(nodes, now_ps) > now_ps
 
     def together_ps(self, nodes: Sequence[Node], now_ps: int) -> int:
-        """From when on these nodes can reach each other: now, or when it has healed."""
+        """Return when these nodes can reach each other: now, or after partitions."""
         heal_ps = [
             to_ps
             for side, from_ps, to_ps in self._cuts
@@ -88,7 +89,7 @@ class Conditions:
         return self.together_ps(nodes, max(heal_ps)) if heal_ps else now_ps
 
     def post(self, group: Group, channel: Channel, send: End) -> bool:
-        """Send it off if it is small enough; False if it has to wait for its match."""
+        """Send it if it is small enough; return False if it must wait for its match."""
         if send.tensor is None or send.tensor.nbytes > self._eager_bytes:
             return False
         send.parcel = parcel = Parcel(send.tensor)
@@ -103,7 +104,7 @@ class Conditions:
         return True
 
     def start(self, group: Group, channel: Channel, send: End, receive: End) -> None:
-        """Both ends are there: let the message go."""
+        """Send the message, because both ends have been posted."""
         if send.parcel is None:
             send.other = receive
             self._depart(group, channel, send, receive.arrive)
@@ -167,18 +168,18 @@ class SlowWires:
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
-        """See `Wires.message`."""
+        """Implement `Wires.message`."""
         return self._wires.message(src, dst, self._slow((src, dst), num_bytes), now_ps)
 
     def collective(
         self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
     ) -> int:
-        """See `Wires.collective`."""
+        """Implement `Wires.collective`."""
         slow = self._slow(members, num_bytes)
         return self._wires.collective(op, n, slow, members)
 
     def usage(self) -> dict[str, int]:
-        """See `Metered.usage`."""
+        """Implement `Metered.usage`."""
         return self._wires.usage() if isinstance(self._wires, Metered) else {}
 
     def _slow(self, ranks: Sequence[int], num_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Every place at which a program can crash, and every disk that this can leave.
+"""Enumerate all points where a program can crash, and all disks that this can leave.
 
     def save(disk, tell):                       # the program
         disk.write("a.tmp", b"new")
@@ -10,9 +10,9 @@
     for point in crash_points(save, files={"a": b"old"}):
         assert point.files["a"] == (b"new" if point.told else point.files["a"])
 
-The program is run again for each of its operations, and ended there: it must do the
-same each time. A crash during an operation leaves nothing that one before or after it
-could not leave, so these are all.
+We run the program once for each of its operations, and end it there, so it must do the
+same each time. A crash during an operation leaves nothing that a crash before or after
+it couldn't leave, so these cases are complete.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _SHORT = 24  # characters of an operation's data that are shown
 
 @dataclass(frozen=True, kw_only=True)
 class CrashPoint:
-    """A crash and one of the disks that it can leave.
+    """A crash, and one of the disks that it can leave.
 
-    `num_done` operations were done, `last` is the last one of them, and `told` is all
-    that the program had promised. The program goes on with `disk()`.
+    `num_done` operations were completed, `last` is the last of them, and `told` is
+    everything that the program had promised. The program can continue with `disk()`.
     """
 
     num_done: int
@@ -49,7 +49,7 @@ class CrashPoint:
     files: Files
 
     def disk(self) -> SimDisk:
-        """The disk after the crash, durable as it is."""
+        """Return the disk after the crash, on which everything is durable."""
         return SimDisk(self.files)
 
     def __str__(self) -> str:
@@ -68,15 +68,15 @@ def crash_points(
     seed: int = 0,
     capacity_bytes: int | None = None,
 ) -> Iterator[CrashPoint]:
-    """Run `program` on a disk with `files`, crash it everywhere, and give what is left.
+    """Run `program` on a disk with `files`, crash it everywhere, and yield the disks.
 
-    Each different disk comes once for each `told`. Of one crash with more than `limit`
-    outcomes as many are drawn from `seed`. A `DiskError` that leaves the program (the
-    disk is full) ends it like a return.
+    Each different disk comes once for each `told`. If a crash has more than `limit`
+    outcomes, we draw that many of them, using `seed`. If a `DiskError` leaves the
+    program because the disk is full, that ends it like a return.
 
     Raises:
-        RuntimeError: the program did something else when it was run again.
-        Exception: what the program itself raises.
+        RuntimeError: the program did something different when it ran again.
+        Exception: any error of the program itself.
     """
     before: list[str] = []
     seen: set[object] = set()
@@ -104,11 +104,11 @@ def crash_points(
 
 
 class _Crash(BaseException):
-    """Ends the program; not to be caught."""
+    """Ends the program; don't catch it."""
 
 
 class _Crashing(ObservedDisk):
-    """A disk that crashes when `num_done` operations are done and one more begins."""
+    """A disk that crashes after `num_done` operations, when another one begins."""
 
     def __init__(self, disk: SimDisk, num_done: int) -> None:
         super().__init__(disk)

@@ -1,6 +1,6 @@
-"""A `Disk` in memory that knows what a crash could leave of it.
+"""A `Disk` in memory that knows which contents a crash could leave.
 
-What was synced stays. Of the rest any part may be there:
+Everything that was synced stays. Of the rest, a crash may leave any part:
 
     data     of the operations on one file since its last sync, the first few, the last
              of them torn at any byte; instead of what is missing of that one there may
@@ -8,9 +8,10 @@ What was synced stays. Of the rest any part may be there:
     names    of the operations on the folder since its last sync, any: each took place
              or did not; of a rename also its first half: the file has both names
 
-Data and names are independent: a rename may be durable before the data it names.
+Data and names are independent, so a rename may be durable before the data that it
+names.
 
-Limits: operations on one file are not reordered, and a name is not lost by a rename.
+Limits: operations on one file are not reordered, and a rename never loses a name.
 Source: as `Disk`; J. Mohan et al., "Finding crash-consistency bugs with bounded
 black-box crash testing" (OSDI 2018), for the bounded enumeration (`crashes`).
 """
@@ -30,7 +31,7 @@ Files = dict[str, bytes]
 
 
 class _File:
-    """The content of a file: what is seen, what is durable, and what lies between."""
+    """The content of a file: the visible and the durable one, and all in between."""
 
     __slots__ = ("durable", "pending", "seen")
 
@@ -50,11 +51,11 @@ class _File:
         self.pending.clear()
 
     def num_survivors(self) -> int:
-        """How many contents a crash could leave, not all of them different."""
+        """Return how many contents a crash could leave, not all of them different."""
         return 1 + sum(2 * len(data) + anew for anew, data in self.pending)
 
     def survivor(self, number: int) -> bytes:
-        """One of them; 0 is what is durable, and the last one all that is seen."""
+        """Return one of them; 0 is the durable one, and the last is all you can see."""
         left, before = number, self.durable
         for anew, data in self.pending:
             base, size = b"" if anew else before, len(data)
@@ -78,9 +79,9 @@ _NO, _HALF, _YES = range(3)
 
 
 class _Naming:
-    """An operation on the folder: `source` and `target` are None where there is none.
+    """An operation on the folder, with None for a `source` or `target` that it lacks.
 
-    A new name has only a target, a removal only a source, a rename both.
+    A new name has only a target, a removal has only a source, and a rename has both.
     """
 
     __slots__ = ("file", "source", "target")
@@ -90,11 +91,11 @@ class _Naming:
 
     @property
     def ways(self) -> tuple[int, ...]:
-        """How far it can have come."""
+        """Return how far the operation may have come."""
         return (_NO, _HALF, _YES) if self.source and self.target else (_NO, _YES)
 
     def apply(self, names: dict[str, _File], way: int = _YES) -> None:
-        """Do it, or a half of it, or nothing."""
+        """Apply the operation, or half of it, or nothing."""
         if way == _NO:
             return
         if self.target is not None:
@@ -105,7 +106,7 @@ class _Naming:
 
 
 class DiskCrash(BaseException):
-    """The machine crashes in the middle of what works on the disk; not to be caught."""
+    """Raised when the machine crashes during a disk operation; don't catch it."""
 
 
 def _dies() -> None:
@@ -113,7 +114,7 @@ def _dies() -> None:
 
 
 class SimDisk:
-    """A disk of `capacity_bytes` (None: endless) that starts with `files`, durable."""
+    """A disk of `capacity_bytes` (None: unlimited) that starts with durable `files`."""
 
     def __init__(
         self,
@@ -133,22 +134,22 @@ class SimDisk:
     # ── the seam ────────────────────────────────────────────────────────────────────
 
     def write(self, path: str, data: bytes) -> None:
-        """See `Disk.write`."""
+        """Implement `Disk.write`."""
         with self._operation():
             self._put(path, data, anew=True)
 
     def append(self, path: str, data: bytes) -> None:
-        """See `Disk.append`."""
+        """Implement `Disk.append`."""
         with self._operation():
             self._put(path, data, anew=False)
 
     def sync(self, path: str) -> None:
-        """See `Disk.sync`."""
+        """Implement `Disk.sync`."""
         with self._operation():
             self._file(path).sync()
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
+        """Implement `Disk.rename`."""
         with self._operation():
             require_name(target)
             file = self._file(source)
@@ -156,20 +157,20 @@ class SimDisk:
                 self._name(_Naming(file, source, target))
 
     def sync_folder(self) -> None:
-        """See `Disk.sync_folder`."""
+        """Implement `Disk.sync_folder`."""
         with self._operation():
             self._sync_names()
 
     def read(self, path: str) -> bytes:
-        """See `Disk.read`."""
+        """Implement `Disk.read`."""
         return bytes(self._file(path).seen)
 
     def names(self) -> list[str]:
-        """See `Disk.names`."""
+        """Implement `Disk.names`."""
         return sorted(self._names)
 
     def remove(self, path: str) -> None:
-        """See `Disk.remove`."""
+        """Implement `Disk.remove`."""
         with self._operation():
             self._name(_Naming(self._file(path), path, None))
 
@@ -177,23 +178,25 @@ class SimDisk:
 
     @property
     def files(self) -> Files:
-        """All that is seen, durable or not."""
+        """Return all visible files, durable or not."""
         return {name: bytes(file.seen) for name, file in sorted(self._names.items())}
 
     def crash(self, drawing: random.Random) -> None:
-        """The machine crashes and starts again: what it left is drawn, and durable.
+        """Crash the machine and restart it, with a disk that is drawn and then durable.
 
-        In one of five all that was not synced is gone, in one of five all is there.
+        In one of five cases everything that wasn't synced is gone, and in one of five
+        everything has survived.
         """
         kind = drawing.randrange(5)
         survivor = self._least() if kind == 0 else self.files if kind == 1 else None
         self._restart_from(survivor if survivor is not None else self._drawn(drawing))
 
     def crashes(self, limit: int, drawing: random.Random) -> Iterator[Files]:
-        """Each different disk that a crash could leave now.
+        """Yield each different disk that a crash could leave now.
 
-        Where there are more than `limit`, so many are drawn (fewer, if they repeat);
-        what is synced, alone, and all that is seen are among them.
+        If there are more than `limit`, we draw that many of them, or fewer if they
+        repeat. These always include the disk with only the synced contents and the one
+        with everything that is visible.
         """
         seen: set[tuple[tuple[str, bytes], ...]] = set()
         for files in self._all() if self._is_few(limit) else self._some(limit, drawing):
@@ -234,7 +237,7 @@ class SimDisk:
         return _with(names, files, [_draw(file, drawing) for file in files])
 
     def _foldings(self) -> Iterator[dict[str, _File]]:
-        """The names that a crash could leave."""
+        """Yield the sets of names that a crash could leave."""
         for ways in product(*(one.ways for one in self._namings)):
             yield self._folder(ways)
 
@@ -262,7 +265,7 @@ class SimDisk:
 
     @contextmanager
     def _operation(self) -> Iterator[None]:
-        """Around each operation that changes the disk."""
+        """Surround each operation that changes the disk."""
         if self.crash_after == 0:
             self.when_torn()
         yield
@@ -301,7 +304,7 @@ class SimDisk:
 
 
 def _once(names: Mapping[str, _File]) -> list[_File]:
-    """Each file once, also if it has two names."""
+    """Return each file once, even if it has two names."""
     return list(dict.fromkeys(names.values()))
 
 
@@ -315,6 +318,6 @@ def _with(
 
 
 def _draw(file: _File, drawing: random.Random) -> int:
-    """The number of a survivor; all or nothing of it is as likely as anything else."""
+    """Draw the number of a survivor; all or nothing is as likely as all others."""
     last = file.num_survivors() - 1
     return drawing.choice((0, last, *(drawing.randint(0, last) for _ in range(2))))

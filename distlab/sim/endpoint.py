@@ -8,14 +8,14 @@ from distlab.sim.services import Desk, Question, Services
 
 
 class SimEndpoint:
-    """One rank's end of the calls."""
+    """One rank's end of the calls between ranks."""
 
     def __init__(self, services: Services, rank: int, names: tuple[str, ...]) -> None:
         self._services, self._rank, self._names = services, rank, names
         self._step = 0
 
     def serve(self, handle: Handle) -> None:
-        """See `Endpoint.serve`."""
+        """Implement `Endpoint.serve`."""
         services = self._services
         services.kernel.enter()
         services.desks[self._rank] = Desk(services, self._rank, handle)
@@ -23,11 +23,11 @@ class SimEndpoint:
             services.kernel.at(services.kernel.now_ps, arrive)
 
     def call(self, peer: Node, message: bytes, timeout_s: float) -> bytes:
-        """See `Endpoint.call`.
+        """Implement `Endpoint.call`.
 
         Raises:
             ValueError: there is no such rank or service.
-            TypeError: the message is no bytes.
+            TypeError: the message isn't bytes.
         """
         services, rank = self._services, self._rank
         self._require_peer(peer)

@@ -1,13 +1,13 @@
-"""The short way through `sendrecv`: what a large run does millions of times.
+"""A shortcut through `sendrecv`, which a large run calls millions of times.
 
-A ring of 1,024 ranks makes 2,095,104 such calls. `SimComm.exchange` is how one goes, a
-function for each thing. Here the same is done in one function, for calls at which
-nothing can be special: no faults, no limit in time, nobody gone, no receive from
-anyone. Whatever is special, before the call or when the rank hands over, is left to
-those functions. Both work on the same channels, ends and events and may take turns; the
-tests hold them against each other on random programs.
+A ring of 1,024 ranks makes 2,095,104 such calls. `SimComm.exchange` shows how each of
+them works, with one function for each thing to do. Here a single function does the
+same, for calls without anything special: no faults, no time limit, no missing peer, and
+no receive from anyone. If there is something special, before the call or when the rank
+passes on control, we leave it to those functions. Both work on the same channels, ends
+and events and may take turns. The tests compare them on random programs.
 
-What makes it short:
+Two things make it fast:
 
     a pair      who sends to X and receives from Y does it again: its ends and the
                 queues in which they meet others are kept, and found by one comparison
@@ -31,7 +31,7 @@ from distlab.sim.payload import Sized
 
 
 class Pair:
-    """One rank's messages to `dst` and from `src`: both ends, used again and again."""
+    """One rank's messages to `dst` and from `src`, with both ends to be reused."""
 
     __slots__ = (
         *("both", "dst", "inward", "outward", "receives", "receiving", "sending"),
@@ -69,13 +69,13 @@ class FastExchange:
         src: int,
         timeout_s: float | None,
     ) -> None:
-        """`sendrecv`, whatever may be special about it."""
+        """Implement `sendrecv` for every case, however special."""
         raise NotImplementedError
 
     def give_up(
         self, flight: Flight, in_time: bool, since_ps: int, peer: int | None, step: int
     ) -> None:
-        """Raise why a flight that the rank has awaited since then did not succeed."""
+        """Raise the reason why a flight that the rank awaited didn't succeed."""
         raise NotImplementedError
 
     def sendrecv(  # noqa: C901 - in one piece, because a call costs as much as a line
@@ -87,7 +87,7 @@ class FastExchange:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """Implement `Comm.sendrecv`."""
         pair, kernel, group = self._pair, self._kernel, self.group
         if pair is None or pair.dst is not dst or pair.src is not src:
             pair = self._pair_of(dst, src)
@@ -170,7 +170,7 @@ class FastExchange:
         sending.tensor = receiving.tensor = None
 
     def _pair_of(self, dst: int, src: int) -> Pair | None:
-        """None if one of them is no other member of the group."""
+        """Return the pair; None if one of them isn't another member of the group."""
         if type(dst) is not int or type(src) is not int:
             return None
         pair = self._pairs.get((dst, src))

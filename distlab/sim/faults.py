@@ -1,7 +1,7 @@
-"""What goes wrong in a simulated run: slow, dead and late ranks, lost messages.
+"""The faults of a simulated run: slow, dead and late ranks, and lost messages.
 
-Everything is drawn from `seed`, in the order in which messages start: the same faults
-and the same program give the same run.
+Everything is drawn from `seed`, in the order in which messages start. The same faults
+and the same program therefore give the same run.
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ class Faults:
     """The faults of one run.
 
     straggler   rank: factor. What it computes (`context.clock.sleep`) and every byte it
-                sends or receives takes that many times as long, latency apart; of a
-                message between two stragglers the slower one counts.
-    kill        node: seconds. It dies at that time, like a process: whoever waits for
-                it or calls it afterwards gets PeerLost.
-    restart     nodes, from, to. The same, at the first time; at the second it starts
-                again. Its memory is gone; its disk has what was synced, and of the rest
-                what is drawn. A rank begins its program anew. The others have given up
-                its part in their Comm, and so has it: there are Endpoint and Store.
+                sends or receives takes that many times as long, but not the latency.
+                For a message between two stragglers, the slower one counts.
+    kill        node: seconds. It dies at that time, like a process: a rank that waits
+                for it or calls it afterwards gets PeerLost.
+    restart     nodes, from, to. It dies at the first time, and starts again at the
+                second. Its memory is gone; its disk has what was synced, and a random
+                part of the rest. A rank restarts its program. The others have given up
+                its part in their Comm, and so has it, but Endpoint and Store still
+                work.
     torn        nodes, from, to. As `restart`, but it dies at the end of one of the
-                first four operations on its disk after the first time, as is drawn:
-                maybe in the middle of a call. If there are not so many until the second
-                time, it lives.
-    freeze      nodes, from, to. Meanwhile it does nothing, as after SIGSTOP; what
-                arrives waits. Its clock goes on.
+                first four operations on its disk after the first time, drawn at random
+                and maybe in the middle of a call. If there are fewer operations until
+                the second time, it lives.
+    freeze      nodes, from, to. In between it does nothing, as after SIGSTOP, and
+                everything that arrives waits. Its clock continues.
     late        rank: seconds. It starts its program at that time.
-    loss        the share of messages that vanish. What is sent after a lost message
-                does not take its place, so its receiver waits forever; its sender does
-                not know. Library collectives and `new_group` lose nothing.
-    duplicate   the share of messages that arrive twice. Of a Comm's the second copy is
-                thrown away by its number; an Endpoint hands both to its program.
-    partitions  each: nodes, from, to. Meanwhile no message starts between these nodes
-                and the others. A Comm's messages, and those of a Store, wait until it
-                is over; an Endpoint's vanish. Connections stay: nobody is lost.
+    loss        the share of messages that vanish. A message sent after a lost one
+                doesn't take its place, so the receiver waits forever, and the sender
+                doesn't notice. Library collectives and `new_group` lose nothing.
+    duplicate   the share of messages that arrive twice. A Comm discards the second copy
+                because of its number; an Endpoint passes both to its program.
+    partitions  each: nodes, from, to. In between, no message starts between these nodes
+                and the others. Messages of a Comm or a Store wait until it is over, and
+                those of an Endpoint vanish. Connections stay, so no peer is lost.
 
-    Who had come to its end before is not killed, restarted or frozen any more. Who was
-    killed does not restart, and a process that restarts is not frozen.
+    If a process finished before, we don't kill, restart or freeze it. A process that
+    was killed doesn't restart, and one that restarts isn't frozen.
 
     Raises:
-        ValueError: a share outside of 0 … 1, a time that is negative or has no end, a
-            factor that is not above 0, an outage that ends before it begins, two of
-            the same kind and node at once, a rank that restarts before it starts.
+        ValueError: a share is outside of 0 … 1, a time is negative or infinite, a
+            factor isn't above 0, an outage ends before it begins, two outages of the
+            same kind and node overlap, or a rank restarts before it starts.
     """
 
     straggler: Mapping[int, float] = field(default_factory=dict)
@@ -95,10 +96,10 @@ class Faults:
         _require_started((*self.restart, *self.torn), self.late)
 
     def check(self, world_size: int, services: Collection[str] = ()) -> None:
-        """Every node named must be one of `world_size` ranks, a service, or the store.
+        """Require that every node is one of `world_size` ranks, a service or the store.
 
         Raises:
-            ValueError: one is not.
+            ValueError: a node isn't one of these.
         """
         named: dict[str, list[Node]] = {
             "straggler": list(self.straggler),
@@ -114,12 +115,12 @@ class Faults:
                 _require_node(name, node, world_size, services)
 
     def __bool__(self) -> bool:
-        """Whether anything can go wrong."""
+        """Return True if anything can go wrong."""
         return any(getattr(self, f.name) for f in fields(self) if f.name != "seed")
 
 
 def node_words(node: Node) -> str:
-    """`rank 3`, `the store`, `the service "ps"`."""
+    """Name a node: `rank 3`, `the store`, `the service "ps"`."""
     if isinstance(node, int):
         return f"rank {node}"
     return "the store" if node == STORE else f'the service "{node}"'
@@ -180,16 +181,16 @@ def _require_outages(name: str, outages: Iterable[Outage]) -> None:
 
 
 class Luck:
-    """The drawing of one run."""
+    """The random draws of one run."""
 
     def __init__(self, faults: Faults) -> None:
         self._random = random.Random(faults.seed)
         self._loss, self._duplicate = faults.loss, faults.duplicate
 
     def loses(self) -> bool:
-        """Whether the message that starts now vanishes."""
+        """Return True if the message that starts now vanishes."""
         return self._loss > 0 and self._random.random() < self._loss
 
     def doubles(self) -> bool:
-        """Whether the message that starts now arrives twice."""
+        """Return True if the message that starts now arrives twice."""
         return self._duplicate > 0 and self._random.random() < self._duplicate

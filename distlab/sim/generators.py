@@ -1,11 +1,12 @@
-"""Random numbers, for each rank its own, in a process that has one generator.
+"""Give each rank its own random numbers, in a process that has only one generator.
 
-To swap the generator's state whenever ranks are swapped costs as much as all the rest
-of a message: 5 KB are read, and with 1,024 ranks from far away. Most ranks draw before
-they first talk, or never. So after its first turn a rank that has drawn nothing is not
-given its own state again; each time it stops, the generator's memory is looked at, and
-if it has drawn after all, it drew the wrong numbers: then the run starts over, with a
-swap at every turn. Where that memory is not as expected, there always is one.
+Swapping the generator's state whenever ranks change would cost as much as the rest of a
+message, because it reads 5 KB, which with 1,024 ranks aren't in a cache. Most ranks
+draw before they first communicate, or never. So if a rank has drawn nothing in its
+first turn, we don't give it its own state again. Each time it stops, we look at the
+generator's memory. If the rank has drawn after all, it drew the wrong numbers, so the
+run starts over and swaps at every turn. If we don't recognize that memory, we always
+swap.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _NO_WORD = -1  # equal to none: what changes may be elsewhere
 
 
 class DrewLate(Exception):  # noqa: N818 - the run is in order, but not possible so
-    """A rank that had drawn nothing drew now: the run has to swap at every turn."""
+    """Raised if a rank draws its first number late, so the run must always swap."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One generator of this process. `look` is a quick look at all that it holds.
+    """One generator of this process; `look` quickly compares all that it holds.
 
-    `word` has how many of its words are used up, and the first one, which is another
-    one when all have been: it changes whenever one is drawn.
+    `word` holds how many of its words have been used, and the first word, which changes
+    when all have been. It therefore changes whenever a word is drawn.
     """
 
     seed: Callable[[int], object]
@@ -48,7 +49,7 @@ class Source:
 
 
 class OwnNumbers:
-    """What one rank finds in one generator when it goes on."""
+    """The state that one rank finds in one generator when it continues."""
 
     __slots__ = ("drew", "seed", "seen", "seen_word", "state")
 
@@ -63,7 +64,7 @@ class OwnNumbers:
 class Generators(Protocol):
     """The generators of this process, as the ranks take turns with them.
 
-    Where there is a `word` to glance at, `take` need not be called while its value is
+    If there is a `word` to look at, you needn't call `take` while its value is
     `seen_word`, nor `put` for a rank that never `drew`.
     """
 
@@ -72,30 +73,30 @@ class Generators(Protocol):
     anyone_drew: bool
 
     def own(self, seed: int) -> Any:
-        """What a rank keeps between its turns."""
+        """Return the state that a rank keeps between its turns."""
 
     def begin(self, own: Any) -> None:
-        """A rank begins its first turn."""
+        """Prepare for the first turn of a rank."""
 
     def put(self, own: Any) -> None:
-        """A rank goes on."""
+        """Restore a rank's state when it continues."""
 
     def take(self, own: Any) -> None:
-        """A rank stops.
+        """Store a rank's state when it stops.
 
         Raises:
-            DrewLate: it drew, and had not been given its own state.
+            DrewLate: the rank drew numbers without its own state.
         """
 
     def restore(self) -> None:
-        """All is as it was before the run."""
+        """Restore the state from before the run."""
 
 
 class OneGenerator:
-    """Generators of which there is one.
+    """Swaps the state of a single generator.
 
-    If it is `lazy`, a rank may turn out to have drawn too late: DrewLate. What a
-    rank that has drawn nothing yet reads with get_rng_state() may then be another's.
+    If it is `lazy`, a rank may turn out to have drawn too late, which raises DrewLate.
+    As long as a rank hasn't drawn, get_rng_state() may show it another rank's state.
     """
 
     def __init__(self, source: Source, lazy: bool) -> None:
@@ -107,11 +108,11 @@ class OneGenerator:
         self.anyone_drew = False
 
     def own(self, seed: int) -> OwnNumbers:
-        """See `Generators.own`."""
+        """Implement `Generators.own`."""
         return OwnNumbers(seed)
 
     def begin(self, own: OwnNumbers) -> None:
-        """See `Generators.begin`."""
+        """Implement `Generators.begin`."""
         self._source.seed(own.seed)
         if self._look is not None:
             self._seen = own.seen = self._look()
@@ -121,13 +122,13 @@ class OneGenerator:
             own.state = self._source.get()
 
     def put(self, own: OwnNumbers) -> None:
-        """See `Generators.put`."""
+        """Implement `Generators.put`."""
         if own.drew or not self._lazy:
             self._source.set(own.state)
             self._seen, self.seen_word = own.seen, own.seen_word
 
     def take(self, own: OwnNumbers) -> None:
-        """See `Generators.take`."""
+        """Implement `Generators.take`."""
         look = self._look
         if look is None:
             own.state = self._source.get()
@@ -142,44 +143,44 @@ class OneGenerator:
                 self.seen_word = own.seen_word
 
     def restore(self) -> None:
-        """See `Generators.restore`."""
+        """Implement `Generators.restore`."""
         self._source.set(self._before)
 
 
 class SeveralGenerators:
-    """Generators of which there are several, or other things that ranks keep apart."""
+    """Swaps the states of several generators."""
 
     def __init__(self, parts: Sequence[Generators]) -> None:
         self._all = parts
         self.word, self.seen_word, self.anyone_drew = None, _NO_WORD, True
 
     def own(self, seed: int) -> list[Any]:
-        """See `Generators.own`."""
+        """Implement `Generators.own`."""
         return [one.own(seed) for one in self._all]
 
     def begin(self, own: list[Any]) -> None:
-        """See `Generators.begin`."""
+        """Implement `Generators.begin`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.begin(numbers)
 
     def put(self, own: list[Any]) -> None:
-        """See `Generators.put`."""
+        """Implement `Generators.put`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.put(numbers)
 
     def take(self, own: list[Any]) -> None:
-        """See `Generators.take`."""
+        """Implement `Generators.take`."""
         for one, numbers in zip(self._all, own, strict=True):
             one.take(numbers)
 
     def restore(self) -> None:
-        """See `Generators.restore`."""
+        """Implement `Generators.restore`."""
         for one in self._all:
             one.restore()
 
 
 def make_generators(*, lazy: bool, every: bool) -> Generators:
-    """Torch's generator, or with `every` also those of `random` and numpy."""
+    """Return torch's generator, or with `every` also those of `random` and numpy."""
     if not every:
         return OneGenerator(torchs(), lazy)
     sources = (torchs(), pythons(), numpys())
@@ -187,7 +188,7 @@ def make_generators(*, lazy: bool, every: bool) -> Generators:
 
 
 def torchs() -> Source:
-    """Torch's default generator."""
+    """Return torch's default generator."""
     generator = torch.default_generator
     memory = engine_memory(generator)
     return Source(
@@ -205,12 +206,12 @@ def _word(memory: Any) -> Any:
 
 
 def _has_pair(state: torch.Tensor) -> bool:
-    """Whether the second of two normal numbers, drawn together, waits for its turn."""
+    """Return True if the second of two normal numbers drawn together is unused."""
     return bool(state[_STATE_WORDS + 8 * _WORDS :].any())
 
 
 def pythons() -> Source:
-    """The generator behind the functions of `random`."""
+    """Return the generator behind the functions of `random`."""
     inner: Any = random._inst
     memory = _object_memory(inner)
     return Source(
@@ -222,7 +223,7 @@ def pythons() -> Source:
 
 
 def numpys() -> Source:
-    """The generator behind the functions of `numpy.random`."""
+    """Return the generator behind the functions of `numpy.random`."""
     inner: Any = numpy.random.mtrand._rand
     state: Any = numpy.random.get_state()
     words = state[1]
@@ -238,17 +239,17 @@ def numpys() -> Source:
 
 
 def _object_memory(thing: object) -> Any:
-    """The bytes of an object, without the head in which references are counted."""
+    """Return the bytes of an object, without the head that counts references."""
     head = object.__basicsize__
     size = type(thing).__basicsize__ - head
     return (ctypes.c_char * size).from_address(id(thing) + head)
 
 
 def engine_memory(generator: torch.Generator) -> Any:
-    """The bytes that change when `generator` is drawn from; None if not to be found.
+    """Return the bytes that change when you draw from `generator`; None if not found.
 
-    What is looked for is the 64-bit seed and, 20 bytes on, the words of the engine,
-    packed; the state that torch hands out has the same ones in 8 bytes each.
+    We search for the 64-bit seed and, 20 bytes after it, the packed words of the
+    engine. The state that torch returns holds the same words in 8 bytes each.
     """
     address = getattr(generator, "_cdata", 0)
     if not address:

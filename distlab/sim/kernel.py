@@ -1,19 +1,20 @@
-"""Ranks that take turns, and a clock that only they move.
+"""Let ranks take turns, with a clock that only they move.
 
-Each rank is a strand (a greenlet or a thread, see carriers): a function that can be
-left in the middle and entered again. It runs until it has to wait; then the next one
-runs. When all wait, the clock jumps to the next event. When all wait and no event is
-left, nobody will ever go on: that is a deadlock, and it is known at once and for
-certain.
+Each rank is a strand (a greenlet or a thread, see carriers), which is a function that
+can be left in the middle and entered again. It runs until it has to wait, and then the
+next one runs. When all ranks wait, the clock jumps to the next event. If no event is
+left either, no rank will ever continue. That is a deadlock, which we therefore detect
+at once and with certainty.
 
     rank 0 … waits ──▶ rank 1 … waits ──▶ next event: rank 0 has its answer ──▶ rank 0 …
 
-The order is the same in every run and on both carriers: who became able to run first
-runs first, and events of one instant happen in the order in which they were planned.
+The order is the same in every run and on both carriers. The rank that could run first
+runs first, and events of the same instant happen in the order in which they were
+planned.
 
 Limits: the ranks share one process. Each has its own torch generator and grad mode.
-Python's and numpy's generators and the environment are shared, unless `run` is asked to
-`isolate` them; torch's other settings and module globals always are.
+They share Python's and numpy's generators and the environment, unless you call `run`
+with `isolate`. They always share torch's other settings and module globals.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _PATIENCE = 100  # calls after the end of a run that a rank is allowed to catch
 
 
 class Lost(Exception):  # noqa: N818 - never raised: it marks a flight without a peer
-    """The other side has given up its part in the group."""
+    """Raised if the other side has given up its part in the group."""
 
 
 class MustMove(Exception):  # noqa: N818 - the run is in order, but not possible here
-    """A rank wants to wait inside backward(): the run has to be done on threads."""
+    """Raised if a rank wants to wait inside backward(), so the run needs threads."""
 
 
 class Flight:
-    """Something that takes time and ends once: what a rank can wait for."""
+    """An operation that takes time and ends once, and for which a rank can wait."""
 
     __slots__ = ("done", "error", "waiter")
 
@@ -58,21 +59,21 @@ class Flight:
         self.waiter: Fiber | None = None
 
     def awaited(self) -> tuple[int, ...]:
-        """The ranks that would have to act first; none if it is under way."""
+        """Return the ranks that must act first; none if the operation has started."""
         return ()
 
     @property
     def one_is_enough(self) -> bool:
-        """Whether any one of the awaited ranks could end it by itself."""
+        """Return True if any one of the awaited ranks could end it alone."""
         return False
 
     def call(self) -> dict[str, Any]:
-        """The call it belongs to, with the keys of a journal's event."""
+        """Return the call it belongs to, with the keys of a journal's event."""
         return {}
 
 
 class Fiber:
-    """One rank: where it stands, and what it finds again when it goes on."""
+    """One rank: where it has stopped, and the state that it needs to continue."""
 
     __slots__ = (
         *("calls_too_late", "frozen", "killed", "needs", "numbers", "rank", "started"),
@@ -91,7 +92,7 @@ class Fiber:
 class Kernel:
     """The clock, the events and the turns of one simulated run.
 
-    With `can_move` a call inside backward() on a greenlet ends the run by MustMove.
+    With `can_move`, a call inside backward() on a greenlet ends the run with MustMove.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Kernel:
         seed: int,
         late_ps: Mapping[int, int] | None = None,
     ) -> None:
-        """Run one rank for each of `mains` until none can go on any more.
+        """Run one rank for each of `mains` until none can continue.
 
         `late_ps` says which of them start later than at 0.
         """
@@ -176,9 +177,9 @@ class Kernel:
         return fiber or self._next()
 
     def kill(self, rank: int) -> bool:
-        """A rank's process is no more: it never goes on; False if it was done before.
+        """End a rank's process for good; return False if it had finished before.
 
-        Its strand is unwound at the end of the run, out of sight.
+        Its strand is unwound at the end of the run, without any visible effect.
         """
         fiber = self.fibers[rank]
         if fiber.killed or fiber.strand.dead:
@@ -187,36 +188,36 @@ class Kernel:
         return True
 
     def restart(self, rank: int, main: Callable[[], object], seed: int) -> None:
-        """A killed rank is there again, with a program at its beginning."""
+        """Restart a killed rank, with a program at its beginning."""
         strand, own = self._carrier.strand(main), self.generators.own(seed + rank)
         self._replaced.append(self.fibers[rank])
         self.fibers[rank] = Fiber(rank, strand, own)
         self.ready.append(self.fibers[rank])
 
     def freeze(self, rank: int) -> bool:
-        """From now on a rank does not go on; False if it was done before."""
+        """Stop a rank from continuing; return False if it had finished before."""
         fiber = self.fibers[rank]
         fiber.frozen = not (fiber.killed or fiber.strand.dead)
         return fiber.frozen
 
     def thaw(self, rank: int) -> None:
-        """It can go on; if it could before, it is the last one now."""
+        """Let a rank continue; if it could before, it is now the last in line."""
         self.fibers[rank].frozen = False
         self.ready += [fiber for fiber in self._held if not fiber.frozen]
         self._held = [fiber for fiber in self._held if fiber.frozen]
 
     def runs(self, rank: int) -> bool:
-        """Whether it is this rank's own program that calls."""
+        """Return True if the caller is this rank's own program."""
         here = self.current is self.fibers[rank]
         return here and self.fibers[rank].strand.thread_id == _thread_id()
 
     def is_idle(self, num_instants: int) -> bool:
-        """Whether nothing is to come but events of so many instants."""
+        """Return True if only events of this many instants are left."""
         waits = any(flight.waiter is not None for _, _, flight in self._timers)
         return not (self.ready or waits) and len(self._instants) <= num_instants
 
     def close(self) -> None:
-        """Let the ranks that still wait unwind; one that refuses is left behind."""
+        """Let the ranks that still wait unwind; leave behind any that refuses."""
         self.closing = True
         for fiber in [*self._replaced, *self.fibers]:
             if fiber.started and not fiber.strand.dead:
@@ -228,7 +229,7 @@ class Kernel:
         self._carrier.close()
 
     def at(self, when_ps: int, event: Callable[..., object], *args: Any) -> None:
-        """Have `event(*args)` happen at a time that is not in the past."""
+        """Schedule `event(*args)` for a time that isn't in the past."""
         act = partial(event, *args) if args else event
         self.batch_ps = _NEVER
         if when_ps in self.events:
@@ -249,7 +250,7 @@ class Kernel:
         self.current = None
 
     def _next(self) -> Fiber | None:
-        """Who goes on now, if need be at a later time; None if nobody ever will."""
+        """Return the rank that runs next, moving the clock if necessary, or None."""
         ready, instants = self.ready, self._instants
         while True:
             while not ready:
@@ -270,10 +271,10 @@ class Kernel:
                 return fiber
 
     def _next_gives_up(self) -> bool:
-        """Whether the next thing to happen is that somebody has waited long enough.
+        """Return True if the next event is that a rank's time limit ends.
 
-        What happens at that very instant is still in time. Timers of flights that are
-        over do not move the clock.
+        Anything that happens at that very instant is still in time. Timers of flights
+        that are over don't move the clock.
         """
         timers, instants = self._timers, self._instants
         while timers and timers[0][2].waiter is None:
@@ -287,7 +288,7 @@ class Kernel:
         return True
 
     def on_behalf_of(self, rank: int | None, act: Callable[[], T]) -> T:
-        """`act()`, as something that happens at a rank, which may be waiting."""
+        """Call `act()` as an event at a rank, which may be waiting."""
         before, self.current = self.current, None
         self.handler = None if rank is None else self.fibers[rank]
         try:
@@ -300,9 +301,9 @@ class Kernel:
     def wait(
         self, flight: Flight, limit_ps: int | None, needs: tuple[Flight, ...] = ()
     ) -> bool:
-        """Let the others run until `flight` is over; False if the time ran out first.
+        """Let the others run until `flight` ends; return False if time ran out first.
 
-        `needs` is what the rank waits for in all, where that is more than this flight.
+        `needs` is everything that the rank waits for, if that is more than this flight.
         """
         fiber = self.enter()
         return flight.done or self.wait_in(fiber, flight, limit_ps, needs)
@@ -314,7 +315,7 @@ class Kernel:
         limit_ps: int | None,
         needs: tuple[Flight, ...],
     ) -> bool:
-        """`wait`, by a rank that has entered, for a flight that is not over."""
+        """Do what `wait` does, for a rank that has entered and an unfinished flight."""
         if limit_ps is not None:
             self._num_timers += 1
             timer = (self.now_ps + limit_ps, self._num_timers, flight)
@@ -325,14 +326,14 @@ class Kernel:
         return flight.done
 
     def end(self, flight: Flight, error: Exception | None = None) -> None:
-        """A flight is over; whoever waits for it can go on."""
+        """End a flight, so that the ranks that wait for it can continue."""
         flight.done, flight.error = True, error
         if flight.waiter is not None:
             self.ready.append(flight.waiter)
             flight.waiter = None
 
     def pause(self, fiber: Fiber) -> None:
-        """Hand over to whoever is next, which may be this rank itself."""
+        """Pass control to the next rank, which may be this one."""
         following: Fiber | None = None
         try:
             following = self._next()
@@ -354,10 +355,10 @@ class Kernel:
         self.generators.put(fiber.numbers)
 
     def enter(self) -> Fiber:
-        """The rank that calls; every call on a communicator starts here.
+        """Return the rank that calls; every call on a communicator starts here.
 
         Raises:
-            RuntimeError: the call comes from where a rank cannot be left.
+            RuntimeError: the call comes from a place where we can't leave a rank.
         """
         fiber = self.current
         if fiber is None or _thread_id() != fiber.strand.thread_id:
@@ -385,7 +386,7 @@ class Kernel:
         raise RankEnded
 
     def _too_late(self, fiber: Fiber) -> None:
-        """The run is over: end the rank; if it catches that forever, leave it."""
+        """End the rank because the run is over; leave it if it keeps catching that."""
         fiber.calls_too_late += 1
         while fiber.calls_too_late > _PATIENCE:
             self._carrier.switch(self._carrier.hub)

@@ -1,7 +1,7 @@
-"""Which ranks hold each other up, where some wait for all of several and some for any.
+"""Find the ranks that hold each other up, when they wait for all or any of several.
 
-A rank that waits for *all* of several is held up by one of them. A rank that waits for
-*any* of them (`recv(ANY)`) is held up only by all of them together:
+A rank that waits for *all* of several is held up by any one of them. A rank that waits
+for *any* of them (`recv(ANY)`) is held up only by all of them together:
 
     0 recv ← any of 1, 2        1 recv ← 0        2 recv ← 0        a knot: nobody moves
     0 recv ← any of 1, 2        1 recv ← 0        2 has finished    no knot: it is 2 who
@@ -21,9 +21,9 @@ Waits = Mapping[int, tuple[int, ...]]
 
 
 def tied_up(waits_for: Waits, any_of: Collection[int]) -> set[int]:
-    """The ranks that would be stuck forever even if all others went on.
+    """Return the ranks that would be stuck forever even if all others continued.
 
-    Others are ranks that do not wait, or for something else than each other.
+    The others are ranks that don't wait, or that wait for something else.
     """
     tied = set(waits_for)
     while True:
@@ -36,7 +36,7 @@ def tied_up(waits_for: Waits, any_of: Collection[int]) -> set[int]:
 
 
 def find_knot(waits_for: Waits, any_of: Collection[int]) -> tuple[int, ...]:
-    """A circle of ranks that hold each other up, or nothing."""
+    """Return a circle of ranks that hold each other up, or an empty tuple."""
     tied = tied_up(waits_for, any_of)
     inside = {
         rank: tuple(peer for peer in waits_for[rank] if peer in tied) for rank in tied

@@ -1,4 +1,4 @@
-"""Messages: their record in a trace, and how their bytes get across."""
+"""Messages: their record in a trace, and how their bytes are delivered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 class Trace(Sequence[Message]):
     """All messages of a run, in the order in which they started.
 
-    They are kept as plain tuples: there can be millions of them.
+    We keep them as plain tuples, because there can be millions of them.
     """
 
     def __init__(self, rows: Sequence[Fields] = ()) -> None:
@@ -61,8 +61,8 @@ class Trace(Sequence[Message]):
 def deliver(sent: Any, received: Any) -> Exception | None:
     """Copy what was sent into the receiver's tensor, in place, as a wire would.
 
-    Bytes know no dtype: the two ends need not be alike, as on gloo. The journals show
-    that they were not; only what does not fit is an error.
+    Bytes have no dtype, so the two ends may differ in it, as on gloo. The journals show
+    that they did. Only a message that doesn't fit is an error.
     """
     num_bytes = sent.nbytes
     if num_bytes > received.nbytes:
@@ -80,12 +80,12 @@ def deliver(sent: Any, received: Any) -> Exception | None:
 
 
 def _is_hollow(tensor: Any) -> bool:
-    """Whether its storage was resized to nothing; to touch it ends the process."""
+    """Return True if its storage has no memory, so that touching it would crash."""
     return type(tensor) is Tensor and tensor.is_cpu and not tensor.data_ptr()
 
 
 def _copy(sent: Tensor, received: Tensor, num_bytes: int) -> None:
-    """For tensors that stand for others (meta, fake)."""
+    """Copy between tensors that stand for others (meta, fake)."""
     into = received.view(-1).view(torch.uint8)
     into[:num_bytes] = sent.view(-1).view(torch.uint8)
 

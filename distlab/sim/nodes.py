@@ -1,4 +1,4 @@
-"""Which processes of a simulated run are down or frozen, and what their disks hold."""
+"""Track which processes of a run are down or frozen, and what their disks hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Act = Callable[[], object]
 
 
 class Nodes:
-    """The ranks, services and the store of one run, as far as they differ from well."""
+    """The ranks, services and the store of one run, as far as faults affect them."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -23,18 +23,18 @@ class Nodes:
         self._disks: dict[Node, SimDisk] = {}
 
     def disk(self, node: Node) -> SimDisk:
-        """The disk of this node, as the process that runs there now sees it."""
+        """Return this node's disk, as the process that runs there now sees it."""
         return self._disks.setdefault(node, SimDisk())
 
     def deliver(self, node: Node, act: Act) -> None:
-        """`act()` by this node's process, when it can; never, if it crashes before."""
+        """Call `act()` in this node's process when it can run; never if it crashes."""
         if node in self._frozen:
             self._frozen[node].append(act)
         else:
             act()
 
     def connection(self, node: Node, act: Act) -> Act:
-        """`act`, for a message that leaves now for this node as it runs now."""
+        """Wrap `act` for a message that leaves now for the current process there."""
         crashes = self.crashes[node]
 
         def arrive() -> None:
@@ -44,7 +44,7 @@ class Nodes:
         return arrive
 
     def crash(self, node: Node) -> None:
-        """The process is no more, and its disk has what was synced, and some more."""
+        """End the process; its disk keeps what was synced, and some of the rest."""
         self.down.add(node)
         self._frozen.pop(node, None)
         self.crashes[node] += 1
@@ -55,18 +55,18 @@ class Nodes:
             self._disks[node] = SimDisk(disk.files)
 
     def draw(self, node: Node) -> random.Random:
-        """What is drawn for this node, the same whatever else goes wrong."""
+        """Return this node's random source, which other faults don't affect."""
         return random.Random(f"{self._seed} {node} {self.crashes[node]}")
 
     def revive(self, node: Node) -> None:
-        """A new process runs there."""
+        """Start a new process there."""
         self.down.discard(node)
 
     def freeze(self, node: Node) -> None:
-        """What arrives has to wait."""
+        """Let everything that arrives wait."""
         self._frozen.setdefault(node, [])
 
     def thaw(self, node: Node) -> None:
-        """It goes on with what has arrived, in the order in which it did."""
+        """Continue with everything that has arrived, in the order of arrival."""
         for act in self._frozen.pop(node, ()):
             act()

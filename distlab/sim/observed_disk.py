@@ -1,4 +1,4 @@
-"""A disk in front of another one, which hears of each operation before it is done."""
+"""A disk in front of another one, which is told of each operation in advance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Put = Callable[[str, bytes], None]
 
 
 class ObservedDisk:
-    """Passes every operation on. A subclass says in `_begin` what happens before.
+    """Passes every operation on; a subclass's `_begin` decides what comes before.
 
     `read` and `names` change nothing, and are not reported.
     """
@@ -19,46 +19,46 @@ class ObservedDisk:
         self._disk = disk
 
     def write(self, path: str, data: bytes) -> None:
-        """See `Disk.write`."""
+        """Implement `Disk.write`."""
         self._begin("write", path, data)
         self._put(self._disk.write, path, data)
 
     def append(self, path: str, data: bytes) -> None:
-        """See `Disk.append`."""
+        """Implement `Disk.append`."""
         self._begin("append", path, data)
         self._put(self._disk.append, path, data)
 
     def sync(self, path: str) -> None:
-        """See `Disk.sync`."""
+        """Implement `Disk.sync`."""
         self._begin("sync", path)
         self._disk.sync(path)
 
     def rename(self, source: str, target: str) -> None:
-        """See `Disk.rename`."""
+        """Implement `Disk.rename`."""
         self._begin("rename", source, target)
         self._disk.rename(source, target)
 
     def sync_folder(self) -> None:
-        """See `Disk.sync_folder`."""
+        """Implement `Disk.sync_folder`."""
         self._begin("sync_folder")
         self._disk.sync_folder()
 
     def read(self, path: str) -> bytes:
-        """See `Disk.read`."""
+        """Implement `Disk.read`."""
         return self._disk.read(path)
 
     def names(self) -> list[str]:
-        """See `Disk.names`."""
+        """Implement `Disk.names`."""
         return self._disk.names()
 
     def remove(self, path: str) -> None:
-        """See `Disk.remove`."""
+        """Implement `Disk.remove`."""
         self._begin("remove", path)
         self._disk.remove(path)
 
     def _begin(self, name: str, *arguments: str | bytes) -> None:
-        """An operation begins; what this raises is raised in its place."""
+        """Note that an operation begins; an error raised here replaces it."""
 
     def _put(self, put: Put, path: str, data: bytes) -> None:
-        """Write or append: a subclass may put less."""
+        """Write or append; a subclass may write less."""
         put(path, data)

@@ -1,4 +1,4 @@
-"""The deaths, restarts and freezes of one simulated run, at their times."""
+"""Carry out the deaths, restarts and freezes of one simulated run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["kill", "crash", "restart", "freeze", "thaw"]
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault of one node that took place; "crash" and "restart" are of one outage."""
+    """A fault of one node that took place; a "crash" may be followed by a "restart"."""
 
     kind: Kind
     node: Node
@@ -35,9 +35,9 @@ class Struck:
 
 
 class Outages:
-    """Plans them; `kill` and `revive` do to a rank what is not about its services.
+    """Plans the outages; `kill` and `revive` handle the part that isn't about services.
 
-    `kill` says whether the rank was still alive.
+    `kill` returns True if the rank was still alive.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Outages:
         services.when_torn = self._was_torn
 
     def plan(self, faults: Faults) -> None:
-        """Have each happen at its time; of one instant, in this order."""
+        """Schedule each outage; those of one instant happen in this order."""
         at = self._kernel.at
         for node, seconds in faults.kill.items():
             at(picoseconds(seconds), self._kill, node)
@@ -67,7 +67,7 @@ class Outages:
             at(picoseconds(from_s), self._freeze, node, picoseconds(to_s))
 
     def until(self, end_s: float | None) -> tuple[Struck, ...]:
-        """What took place until the run was over, or at all."""
+        """Return the outages until the run was over, or all of them."""
         end_ps = None if end_s is None else picoseconds(end_s)
         return tuple(o for o in self.struck if end_ps is None or o.at_ps <= end_ps)
 
@@ -82,7 +82,7 @@ class Outages:
             self._kernel.at(until_ps, self._revive, node)
 
     def _tear(self, node: Node, until_ps: int) -> None:
-        """It is to die in one of its next operations on its disk."""
+        """Let the node die in one of its next operations on its disk."""
         if node in self._nodes.down:
             return
         disk = self._nodes.disk(node)
@@ -98,11 +98,11 @@ class Outages:
         raise DiskCrash
 
     def _was_torn(self, node: Node) -> None:
-        """What served a call, or began to, has been left by `DiskCrash`."""
+        """Handle a service that `DiskCrash` has left, in a call or at its start."""
         self._crash(node, self._torn_until_ps[node])
 
     def _end(self, node: Node) -> bool:
-        """Its process ends; False if there is none any more."""
+        """End the node's process; return False if there is none any more."""
         if node in self._nodes.down:
             return False
         if isinstance(node, int) and not self._kill_rank(node):

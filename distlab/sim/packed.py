@@ -1,7 +1,7 @@
-"""Simulated runs for code that must not run here: in a process of its own, and back.
+"""Run a simulation in a process of its own, for code that mustn't run here.
 
-Learner code can loop, crash and leave. So a simulation of it is itself a program on
-one real rank, under a rank's limits, and what comes back is plain data.
+A learner's code can loop forever, crash or exit. A simulation of it is therefore itself
+a program on one real rank, under a rank's limits, and it returns plain data.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def run_apart(
     services: Mapping[str, Factory] | None = None,
     **how: Any,
 ) -> SimRun:
-    """`run`, with the simulated ranks in one forked process of `cluster`.
+    """Call `run` with the simulated ranks in one forked process of `cluster`.
 
-    What makes a service is a function of a module, as the program is. `how` are other
-    arguments of `run`, plain data all of them (carrier, payload …).
+    The function that creates a service must belong to a module, and so must the
+    program. `how` are other arguments of `run`, all of them plain data (carrier,
+    payload …).
 
     Raises:
-        ValueError: a network that the other process would not know.
-        RunnerError: that process did not come to its end; with what ended it.
+        ValueError: the other process wouldn't know the network.
+        RunnerError: that process didn't finish; the message says what ended it.
     """
     name = name_of(program)
     limits = limits or Limits()
@@ -74,7 +75,7 @@ def simulate(
     args: list[Any],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """The program of that process."""
+    """Run the program of that process."""
     return pack(
         run(
             resolve(name),
@@ -92,7 +93,7 @@ def simulate(
 
 
 def pack(done: Run) -> dict[str, Any]:
-    """A run as plain data and tensors."""
+    """Convert a run to plain data and tensors."""
     facts = {name: getattr(done, name) for name in done.__dataclass_fields__}
     facts["ranks"] = [
         {**vars(record), "error": asdict(record.error) if record.error else None}
@@ -106,7 +107,7 @@ def pack(done: Run) -> dict[str, Any]:
 
 
 def unpack(facts: dict[str, Any]) -> SimRun:
-    """The run that `pack` was given."""
+    """Convert the data from `pack` back to a run."""
     ranks = tuple(
         RankRecord(
             **{**record, "error": record["error"] and ErrorRecord(**record["error"])}

@@ -1,4 +1,4 @@
-"""What a simulated program sends: real tensors, countable shares, or sizes alone.
+"""Choose what a simulated program sends: real tensors, countable shares, or only sizes.
 
 real      tensors as they are
 symbolic  every tensor among the arguments becomes one of integers, in which
@@ -23,7 +23,7 @@ _DIGIT_BITS = 4
 
 
 class Sized:
-    """Bytes that are sent without being there."""
+    """A number of bytes without content."""
 
     __slots__ = ("nbytes",)
 
@@ -31,7 +31,7 @@ class Sized:
         self.nbytes = num_bytes
 
     def chunk(self, chunks: int) -> tuple[Sized, ...]:
-        """In so many parts, whose sizes differ by a byte at most."""
+        """Return this many parts, whose sizes differ by at most one byte."""
         size, larger = divmod(self.nbytes, chunks)
         # Two objects do: 1,024 ranks that cut into 1,024 would make a million.
         return (Sized(size + 1),) * larger + (Sized(size),) * (chunks - larger)
@@ -44,16 +44,17 @@ class Sized:
 
 
 def share(rank: int, world_size: int, shape: Sequence[int]) -> Tensor:
-    """What `rank` puts into a symbolic sum: the same number in every element.
+    """Return `rank`'s part of a symbolic sum, with the same number in each element.
 
-    With more than 15 ranks there is no digit for each. Then it is a random number that
-    depends on the rank alone; sums wrap around, and still only the right one fits.
+    With more than 15 ranks, there aren't enough digits. Each rank then uses a random
+    number that depends only on the rank. Sums wrap around, but still only the right one
+    matches.
     """
     return torch.full(tuple(shape), _number(rank, world_size), dtype=torch.int64)
 
 
 def contributions(tensor: Tensor, world_size: int) -> list[int]:
-    """How often each rank's share is in a symbolic tensor whose elements are alike.
+    """Count each rank's share in a symbolic tensor whose elements are all equal.
 
     Raises:
         ValueError: the elements differ, or there are more than 15 ranks.
@@ -71,13 +72,13 @@ def contributions(tensor: Tensor, world_size: int) -> list[int]:
 
 
 def complete_sum(world_size: int) -> int:
-    """What stands in a symbolic tensor in which every rank's share is, once."""
+    """Return the value of a symbolic tensor that has every rank's share once."""
     total = sum(_number(rank, world_size) for rank in range(world_size))
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def for_rank(args: Any, payload: Payload, rank: int, world_size: int) -> Any:
-    """The arguments with every tensor in them replaced as `payload` says."""
+    """Return the arguments with every tensor replaced as `payload` says."""
     if payload == "real":
         return args
     if isinstance(args, Tensor):

@@ -1,4 +1,4 @@
-"""What a simulated run is asked for, and the record that comes out of it."""
+"""The arguments of a simulated run, and the record that it returns."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _FEW = 6  # faults that are told one by one
 class SimRun(Run):
     """A Run in virtual time; `trace` has every message, in the order they started.
 
-    `lost` are the messages that faults took, `num_duplicates` counts those that arrived
-    twice, `links` has the picoseconds for which each link of the network was busy.
-    `service_messages` went from or to nodes that are no ranks, `struck` are the deaths,
-    restarts and freezes that took place, `service_errors` is why a service ended.
+    `lost` holds the messages that faults took, and `num_duplicates` counts those that
+    arrived twice. `links` has the picoseconds for which each link of the network was
+    busy. `service_messages` went from or to nodes that aren't ranks. `struck` holds the
+    deaths, restarts and freezes that took place, and `service_errors` says why a
+    service ended.
     """
 
     trace: Trace = field(default_factory=Trace, repr=False)
@@ -50,15 +51,15 @@ class SimRun(Run):
 
     @property
     def took(self) -> str:
-        """See `Run.took`; nobody must take it for the time that they waited."""
+        """Implement `Run.took`, and say that these seconds are virtual."""
         return f"{time_words(self.seconds)} of simulated time"
 
     @property
     def trace_hash(self) -> str:
-        """32 hexadecimal digits that are the same if and only if the traces are.
+        """Return 32 hexadecimal digits that are equal if and only if the traces are.
 
-        Of every message, of every call in the journals with its time (collectives leave
-        their trace only there), and of the end of the run.
+        They cover every message, every call in the journals with its time (collectives
+        appear only there), and the end of the run.
         """
         digest = hashlib.blake2b(digest_size=16)
         for row in self.trace.rows:
@@ -74,7 +75,7 @@ class SimRun(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What `run` was asked for, apart from the program."""
+    """The arguments of `run`, apart from the program."""
 
     world_size: int
     net: Network
@@ -118,7 +119,7 @@ class Setup:
 
 
 def what_struck(result: SimRun) -> str:
-    """Who died and came back, and what ended a service, as the end of a sentence."""
+    """Say which nodes died and came back, and what ended a service."""
     told = [*map(str, result.struck), *result.service_errors.values()]
     few = told if len(told) <= _FEW else [*told[:_FEW], f"and {len(told) - _FEW} more"]
     return "".join(f"; {text}" for text in few)

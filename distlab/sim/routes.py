@@ -1,4 +1,4 @@
-"""A call in flight: what a rank waits for, and where its messages go."""
+"""A call in flight: the operation that a rank waits for, and its messages' way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlab.sim.payload import Sized
 
 
 class Waits(Protocol):
-    """What a call in flight needs of the communicator that it was made on."""
+    """The methods that a call in flight needs of its communicator."""
 
     group: Group
 
@@ -27,7 +27,7 @@ class Waits(Protocol):
         peer: int | None,
         step: int,
     ) -> None:
-        """Wait for `flight`, as a part of a call that needs all of `needs`."""
+        """Wait for `flight`, as part of a call that needs all of `needs`."""
 
 
 class SimWork:
@@ -41,7 +41,7 @@ class SimWork:
         self._comm, self._flight, self._peer, self._step = comm, flight, peer, step
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         flight, kernel = self._flight, self._comm.group.kernel
         fiber = kernel.enter()
         self._comm.await_in(fiber, flight, (flight,), timeout_s, self._peer, self._step)
@@ -49,12 +49,12 @@ class SimWork:
             flight.parcel.require_unchanged(flight)
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`; to ask takes no time."""
+        """Implement `Work.is_completed`; asking takes no time."""
         return self._flight.done
 
 
 class Route:
-    """To or from one peer with one tag: its channel, and an end to be used again.
+    """The channel to or from one peer with one tag, and an end to be reused.
 
     A blocking call leaves nothing behind that could still refer to its end.
     """
@@ -67,7 +67,7 @@ class Route:
 
 
 def can_travel(tensor: Any) -> bool:
-    """Whether it is a plain tensor whose elements lie next to each other in memory."""
+    """Return True for a plain tensor whose elements are contiguous in memory."""
     kind = type(tensor)
     return kind is Sized or (
         kind is Tensor and tensor.is_cpu and tensor.is_contiguous()
@@ -75,7 +75,7 @@ def can_travel(tensor: Any) -> bool:
 
 
 def look_closer(refuse: Refusals, tensor: object, op: str) -> None:
-    """Refuse what cannot travel; a Parameter, for one, can."""
+    """Refuse a tensor that can't be sent; a Parameter, for example, can."""
     if isinstance(tensor, Sized):
         return
     refuse.tensor(tensor, op)  # type: ignore[arg-type]

@@ -1,11 +1,12 @@
-"""Run a program on simulated ranks, in this process, and say how it ended.
+"""Run a program on simulated ranks, in this process, and report how it ended.
 
     from distlab.sim import AlphaBeta, run
     done = run(program, 256, net=AlphaBeta(alpha_s=5e-6, bytes_per_s=1e9))
     done.time_s, done.trace, done.values
 
-`program` is a function of a `RankContext`, the same that `Cluster.run` takes, and what
-comes back is the same `Run`: every judgement on real ranks holds for these.
+`program` is a function of a `RankContext`, like the one that `Cluster.run` takes. We
+return the same kind of `Run`, so every judgement of a run on real ranks also works
+here.
 """
 
 from __future__ import annotations
@@ -51,36 +52,34 @@ def run(
     """Run `program(context, *args)` on `world_size` simulated ranks to its end.
 
     Each rank gets a copy of `args` and a torch generator seeded with `seed` + rank. Of
-    `limits` hold what is kept per rank, and `seconds`, virtual here, as the limit
-    beyond which a timeout counts as none. Without a journal a run is several times
-    as fast, and less can be said about how it ended.
+    `limits`, we apply those that are kept per rank, and `seconds`, which are virtual
+    here: a timeout beyond them counts as no timeout. Without a journal, a run is
+    several times as fast, but says less about how it ended.
 
-    `carrier` is what ranks are made of: "greenlets" are fast and cannot call comm
-    inside backward(), "threads" can. "auto" begins with greenlets; the first such call
-    ends that attempt, and the whole run starts over on threads. It also starts over if
-    a rank draws its first random number only after others had their turn. What the
-    ranks printed and reported until then is forgotten (so reports are passed on at the
-    end); what they did to module globals, files and the like is not.
+    `carrier` chooses what ranks run on. "greenlets" are fast but can't call comm inside
+    backward(), and "threads" can. "auto" begins with greenlets, and if a rank makes
+    such a call, the whole run starts over on threads. It also starts over if a rank
+    draws its first random number only after others had their turn. The output and the
+    reports of the first attempt are discarded, which is why we pass on reports only at
+    the end. Changes that it made to module globals, files and the like remain.
 
-    `payload` is explained there. Messages of up to `eager_bytes` are sent before anyone
-    receives them; at 0, as on gloo, none is. `faults` say what goes wrong. Without
-    `trace` messages leave no record, and a million of them takes no memory. `isolate`
-    gives each rank its own environment (with RANK, LOCAL_RANK and WORLD_SIZE in it) and
-    its own numbers from `random` and `numpy.random`. After `wall_limit_s` seconds by
-    the wall clock a run is broken off; so it is when one rank goes on for
-    `turn_limit_s` without a call that waits, as a loop without an end does.
+    `payload` is explained in the module of that name. Messages of up to `eager_bytes`
+    are sent before anyone receives them; at 0, as on gloo, none are. `faults` says what
+    goes wrong. Without `trace`, we don't record messages, so that a million of them
+    take no memory. `isolate` gives each rank its own environment (with RANK, LOCAL_RANK
+    and WORLD_SIZE in it) and its own numbers from `random` and `numpy.random`. We break
+    off a run after `wall_limit_s` seconds by the wall clock, or if one rank runs for
+    `turn_limit_s` without a call that waits, for example in an endless loop.
 
-    `services` are nodes that are no ranks, by their names, with what makes each; ranks
-    call them by name. Faults can name them, and "store", the node of `context.store`.
-
-    `belongings` makes what is swapped when ranks are, by default torch's generator.
-    What a rank prints goes to `on_output(rank, text)` as well as into its record.
+    `services` are nodes that aren't ranks: each name comes with a function that creates
+    the service, and ranks call it by that name. Faults can name services, and also
+    "store", the node of `context.store`.
 
     Raises:
-        ValueError: fewer than 1 or more than 4,096 ranks, an unknown carrier or
-            payload, a negative number of bytes, faults of ranks that do not exist, a
-            limit by the wall clock that is not above 0.
-        RunnerError: the package greenlet is not installed, or the wall clock ran out.
+        ValueError: there are fewer than 1 or more than 4,096 ranks, the carrier or
+            payload is unknown, a number of bytes is negative, there are faults of ranks
+            that don't exist, or a limit by the wall clock isn't above 0.
+        RunnerError: the package greenlet isn't installed, or the wall clock ran out.
     """
     if carrier not in ("auto", "greenlets", "threads"):
         raise ValueError(
@@ -115,7 +114,7 @@ def run(
 def _first_that_can(
     setup: Setup, program: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[SimRun, list[tuple[int, Any]]]:
-    """The run, in the fastest way in which it can be done, and what was reported."""
+    """Run in the fastest way that works; return the run and its reports."""
     told: list[tuple[int, Any]] = []
     way: dict[str, Any] = {"can_move": True, "lazy": True}
     carrier: CarrierName = "greenlets"

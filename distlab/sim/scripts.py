@@ -1,14 +1,16 @@
-"""Fault scripts: drawn from a seed, written on one line, and made as short as can be.
+"""Fault scripts: draw them from a seed, print them on one line, and shorten them.
 
     for seed in range(1000):
         script = random_script(seed, ranks=3, horizon_s=2.0, services=("counter",))
         if fails(script):
             print(script_text(shrink(script, fails)))
 
-A script is a `Faults`. Source: A. Zeller and R. Hildebrandt, "Simplifying and isolating
-failure-inducing input" (IEEE TSE 2002), section 3: ddmin, here over the single faults;
-then each number of what is left is made simpler. A. Groce et al., "Swarm testing"
-(ISSTA 2012): a script that leaves out most kinds finds more.
+A script is a `Faults`.
+
+Source: A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input"
+(IEEE TSE 2002), section 3, for ddmin, which we apply to single faults before we
+simplify each remaining number. A. Groce et al., "Swarm testing" (ISSTA 2012): a script
+that leaves out most kinds finds more.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ _MOST_RUNS = 500  # of a script while it is made shorter
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a script: its kind and what stands behind the `=`."""
+    """One fault of a script: its kind, and the text after the `=`."""
 
     kind: str
     nodes: tuple[Node, ...] = ()
     numbers: tuple[float, ...] = ()  # seconds, a share or a factor
 
     def __str__(self) -> str:
-        """As `--fault` takes it."""
+        """Return the fault in the form that `--fault` takes."""
         names = "+".join(map(str, self.nodes))
         if self.kind in ("loss", "duplicate"):
             return f"{self.kind}={_plain(self.numbers[0])}"
@@ -54,7 +56,7 @@ class Fault:
 
 
 def _plain(number: float) -> str:
-    """All its digits, and no exponent."""
+    """Format a number with all of its digits and no exponent."""
     return format(Decimal(repr(number)), "f")
 
 
@@ -67,12 +69,12 @@ def random_script(
     most: int = 6,
     kinds: Sequence[str] = KINDS,
 ) -> Faults:
-    """1 to `most` faults of `ranks` ranks and `services`, over by `horizon_s`.
+    """Draw 1 to `most` faults of `ranks` ranks and `services`, over by `horizon_s`.
 
-    Name the store among `services` where it is to fail too.
+    To let the store fail as well, name it among `services`.
 
     Raises:
-        ValueError: no ranks, no faults, no time, or an unknown kind.
+        ValueError: there are no ranks, no faults or no time, or a kind is unknown.
     """
     unknown = [kind for kind in kinds if kind not in (*KINDS, "kill")]
     if ranks < 1 or most < 1 or not 0 < horizon_s < math.inf or unknown or not kinds:
@@ -95,7 +97,7 @@ def random_script(
 
 
 def faults_of(script: Faults) -> list[Fault]:
-    """The single faults of a script."""
+    """Return the single faults of a script."""
     found = [Fault("straggler", (r,), (x,)) for r, x in script.straggler.items()]
     found += [Fault("kill", (node,), (at,)) for node, at in script.kill.items()]
     found += [Fault("late", (rank,), (at,)) for rank, at in script.late.items()]
@@ -109,7 +111,7 @@ def faults_of(script: Faults) -> list[Fault]:
 
 
 def script_text(script: Faults) -> str:
-    """The script as `--fault` takes it; with nothing in it, nothing."""
+    """Return the script as `--fault` takes it; "" if it has no faults."""
     parts = [str(fault) for fault in faults_of(script)]
     if not parts:
         return ""
@@ -117,21 +119,21 @@ def script_text(script: Faults) -> str:
 
 
 def without(script: Faults, fault: Fault) -> Faults:
-    """The script that has all faults but this one."""
+    """Return the script with all faults but this one."""
     return _script([one for one in faults_of(script) if one != fault], script.seed)
 
 
 def shrink(
     script: Faults, fails: Callable[[Faults], bool], *, most_runs: int = _MOST_RUNS
 ) -> Faults:
-    """A script of fewer faults and simpler numbers that `fails` too.
+    """Return a script with fewer faults and simpler numbers that still `fails`.
 
-    None of its faults can be left out: each, taken out alone, gives one that does not
-    fail (unless `most_runs` were over before that was known). `fails` must say the same
-    of the same script each time.
+    You can't leave out any of its faults, because without it the script doesn't fail
+    (unless `most_runs` were used up before we knew that). `fails` must always return
+    the same for the same script.
 
     Raises:
-        ValueError: the script does not fail.
+        ValueError: the script doesn't fail.
     """
     search = _Search(fails, script.seed, most_runs)
     found = faults_of(script)
@@ -145,7 +147,7 @@ def shrink(
 
 
 class _Search:
-    """Asks of no script twice, and of not too many."""
+    """Tries no script twice, and not too many."""
 
     def __init__(
         self, fails: Callable[[Faults], bool], seed: int, most_runs: int
@@ -154,7 +156,7 @@ class _Search:
         self._known: dict[tuple[Fault, ...], bool] = {}
 
     def fails(self, faults: list[Fault]) -> bool:
-        """Whether this script fails; one that cannot be does not."""
+        """Return True if this script fails; an impossible one doesn't."""
         key = tuple(faults)
         if key not in self._known:
             if self._left <= 0:
@@ -170,7 +172,7 @@ class _Search:
 
 
 def _fewer(faults: list[Fault], search: _Search) -> list[Fault]:
-    """Ddmin: leave out halves, then quarters, … then one by one."""
+    """Apply ddmin: leave out halves, then quarters, … then single faults."""
     size = len(faults)
     while size >= 1:
         for start in range(0, len(faults), size):
@@ -183,7 +185,7 @@ def _fewer(faults: list[Fault], search: _Search) -> list[Fault]:
 
 
 def _simpler(faults: list[Fault], search: _Search) -> list[Fault]:
-    """Each fault with fewer nodes and rounder numbers."""
+    """Return each fault with fewer nodes and rounder numbers."""
     for place in range(len(faults)):
         is_better = True
         while is_better:
@@ -197,7 +199,7 @@ def _simpler(faults: list[Fault], search: _Search) -> list[Fault]:
 
 
 def _simpler_ones(fault: Fault) -> Iterator[Fault]:
-    """Simpler than it, the simplest first."""
+    """Yield simpler faults, the simplest first."""
     if len(fault.nodes) > 1:
         for node in fault.nodes:
             rest = tuple(other for other in fault.nodes if other != node)
@@ -211,7 +213,7 @@ def _simpler_ones(fault: Fault) -> Iterator[Fault]:
 
 
 def _rounder(number: float) -> Iterator[float]:
-    """0, and the number with fewer digits."""
+    """Yield 0, and the number with fewer digits."""
     known = {number}
     digits = len(f"{number:.12g}".replace(".", "").strip("0"))
     for rounder in (0.0, *(float(f"{number:.{n}g}") for n in range(1, digits))):
@@ -225,17 +227,17 @@ def _rounder(number: float) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The nodes that are drawn from."""
+    """The nodes to draw from."""
 
     ranks: list[Node]
     services: list[Node]
 
     def any_node(self, drawing: random.Random) -> Node:
-        """As often a service as a rank: they have more to lose."""
+        """Draw a node; services are as likely as ranks, as they have more to lose."""
         return drawing.choice(drawing.choice((self.ranks, self.services or self.ranks)))
 
     def side(self, drawing: random.Random) -> tuple[Node, ...]:
-        """The nodes on one side of a partition."""
+        """Draw the nodes on one side of a partition."""
         nodes = [*self.ranks, *self.services]
         size = drawing.randint(1, max(1, len(nodes) - 1))
         return tuple(sorted(drawing.sample(nodes, size), key=nodes.index))
@@ -274,10 +276,10 @@ def _goes_with(fault: Fault, others: list[Fault], seed: int) -> bool:
 
 
 def _script(faults: Sequence[Fault], seed: int) -> Faults:
-    """The script of these faults.
+    """Return the script of these faults.
 
     Raises:
-        ValueError: they cannot be, or not together.
+        ValueError: the faults are impossible, alone or together.
     """
     facts: dict[str, Any] = {"seed": seed}
     for fault in faults:

@@ -1,4 +1,4 @@
-"""Who answers calls in a simulated run: what a rank serves, and services of their own.
+"""Answer calls in a simulated run, both at ranks and at services of their own.
 
 Endpoint  a message, like a datagram: it can be lost, arrive twice, or vanish at a
           partition. Only who is dead answers at once: "connection closed".
@@ -35,7 +35,7 @@ ServiceMessage = tuple[Node, Node, int, int, int]
 
 
 class Question(Flight):
-    """Something asked of one node; `reply` is there when it is done."""
+    """A request to one node, which has a `reply` when it is done."""
 
     __slots__ = ("op", "peer", "reply")
 
@@ -45,11 +45,11 @@ class Question(Flight):
         self.reply: Any = None
 
     def awaited(self) -> tuple[int, ...]:
-        """See `Flight.awaited`."""
+        """Implement `Flight.awaited`."""
         return (self.peer,) if isinstance(self.peer, int) else ()
 
     def call(self) -> dict[str, Any]:
-        """See `Flight.call`."""
+        """Implement `Flight.call`."""
         if isinstance(self.peer, int):
             return {"n": 0, "op": self.op, "dst": self.peer}
         name = "" if self.peer == STORE else f" {self.peer}"
@@ -57,7 +57,7 @@ class Question(Flight):
 
 
 class Services:
-    """What the ranks of one run share: who answers, and how messages get there."""
+    """The part of a run that all ranks share: who answers, and the way of messages."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Services:
         self._ports.update({name: n + k for k, name in enumerate(factories)})
 
     def start(self, name: str) -> None:
-        """Make a service of its own, for the first time or again."""
+        """Create a service with its own node, for the first time or again."""
         self.nodes.revive(name)
         clock = ServiceClock(self.kernel)
         context = ServiceContext(disk=self.nodes.disk(name), clock=clock)
@@ -101,16 +101,16 @@ class Services:
             desk.tell(Started())
 
     def fail(self, name: Node, what: str, error: Exception) -> None:
-        """A service has raised outside of a call: its process ends."""
+        """End a service's process, because it raised an error outside of a call."""
         text = f"{type(error).__name__}: {error}"
         self.errors[str(name)] = f"{node_words(name)} could not {what}: {text}"
         self.crash(name)
 
     def ask(self, rank: int, step: int, question: Question, timeout_s: float) -> Any:
-        """Wait for the reply; it is on its way already.
+        """Wait for the reply to a request that has been sent.
 
         Raises:
-            PeerLost: it does not come.
+            PeerLost: the reply doesn't come.
         """
         kernel, started = self.kernel, self.kernel.now_ps
         self.asked[question] = None
@@ -127,7 +127,7 @@ class Services:
         raise PeerLost(rank, step, question.peer, waited_s)
 
     def crash(self, node: Node) -> None:
-        """A process is no more: who waits for its answer gets none."""
+        """End a process, so that callers who wait for its answer get none."""
         self.nodes.crash(node)
         self.desks.pop(node, None)
         if isinstance(node, int):
@@ -141,21 +141,21 @@ class Services:
             self._gone(node)
 
     def finish(self, rank: int) -> None:
-        """A rank's program has ended: it serves no more."""
+        """Stop serving at a rank whose program has ended."""
         if self.kernel.closing:
             return
         self.desks.pop(rank, None)
         self._gone(rank)
 
     def _gone(self, rank: int) -> None:
-        """The connections of a rank are closed."""
+        """Close the connections of a rank."""
         for node, desk in list(self.desks.items()):
             desk.pending.forget(rank)
             if desk.reacts is not None:
                 self.nodes.deliver(node, lambda desk=desk: desk.tell(PeerGone(rank)))  # type: ignore[misc]
 
     def arrive(self, question: Question, request: Request) -> None:
-        """The message is at the peer's; this happens there."""
+        """Handle a message that has arrived at its peer."""
         peer = question.peer
         if peer in self.nodes.down:
             self.post(peer, request.peer, 0, lambda: end(self, question, Lost()))
@@ -174,7 +174,7 @@ class Services:
         *,
         reliable: bool = False,
     ) -> None:
-        """Send something that may not arrive, or twice, unless it is `reliable`."""
+        """Send a message that may be lost or arrive twice, unless it is `reliable`."""
         arrive = self.nodes.connection(dst, arrive)
         if src == dst:
             self.kernel.at(self.kernel.now_ps, arrive)
@@ -230,7 +230,7 @@ class Services:
 
 
 class Desk:
-    """What answers at one node, and the requests that wait there."""
+    """The handler at one node, and the requests that wait there."""
 
     def __init__(self, services: Services, node: Node, handle: Handle) -> None:
         self._services, self._node = services, node
@@ -246,7 +246,7 @@ class Desk:
         self._wake = self._idle_ticks = 0
 
     def take(self, question: Question, request: Request) -> None:
-        """A message has come."""
+        """Handle a message that has arrived."""
         self._questions[request.peer, request.number] = question
         try:
             answers = self.pending.take(request, self._services.kernel.now_s)
@@ -256,7 +256,7 @@ class Desk:
             self._send(answers)
 
     def tell(self, event: object) -> None:
-        """Something else has happened; the service may do what it likes about it."""
+        """Tell the service about another event, to which it may react."""
         services, reacts = self._services, self.reacts
         if reacts is None or services.desks.get(self._node) is not self:
             return
@@ -314,7 +314,7 @@ class Desk:
 def end(
     services: Services, question: Question, error: Exception | None, reply: Any = None
 ) -> None:
-    """The reply to a question is there, for the first time or again."""
+    """Deliver the reply to a question, for the first time or again."""
     if not question.done:
         question.reply = reply
         services.kernel.end(question, error)

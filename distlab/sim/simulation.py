@@ -1,4 +1,4 @@
-"""One run of simulated ranks on one carrier, and the record that comes out of it."""
+"""One run of simulated ranks on one carrier, and the record that it returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from distlab.sim.surroundings import (
 
 
 class Simulation:
-    """One run on one carrier: its kernel, and a record for each rank."""
+    """One run on one carrier, with its kernel and a record for each rank."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class Simulation:
         self._over = False
 
     def run(self, program: Callable[..., Any], args: tuple[Any, ...]) -> SimRun:
-        """The whole run, to its end.
+        """Run the simulation to its end.
 
         Raises:
-            MustMove: it is not possible on greenlets.
-            DrewLate: it is not possible with lazy generators.
+            MustMove: this run isn't possible on greenlets.
+            DrewLate: this run isn't possible with lazy generators.
             RunnerError: the wall clock ran out.
         """
         setup = self._setup
@@ -136,7 +136,7 @@ class Simulation:
         return {rank: picoseconds(seconds) for rank, seconds in late.items()}
 
     def _die(self, rank: int) -> bool:
-        """A rank's process ends now; False if it has before."""
+        """End a rank's process now; return False if it had ended before."""
         is_alive = self._kernel.kill(rank)
         if is_alive:
             record = self._records[rank]
@@ -147,12 +147,12 @@ class Simulation:
         return is_alive
 
     def _revive(self, rank: int) -> None:
-        """A rank's program begins anew; what is told of it is told of this life."""
+        """Restart a rank's program; the record then describes its new life."""
         self._records[rank] = record = RankRecord(rank=rank)
         self._kernel.restart(rank, self._program(record), self._setup.seed)
 
     def _what_was_lost(self, result: SimRun) -> str:
-        """The lost messages that somebody still waits for, as the end of a sentence."""
+        """Name the lost messages for which a rank still waits."""
         waited = {
             (peer, rank) for rank, peers in result.waits_for.items() for peer in peers
         }
@@ -209,7 +209,7 @@ class Simulation:
         context: RankContext,
         args: tuple[Any, ...],
     ) -> None:
-        """One rank's life; whatever it raises stays in its record."""
+        """Run one rank, and keep any error that it raises in its record."""
         try:
             own = for_rank(
                 copy.deepcopy(args),
@@ -284,7 +284,7 @@ def _called(program: Callable[..., Any], context: RankContext, args: Any) -> Any
 
 
 def _blocked_in(record: RankRecord) -> Event | None:
-    """The call in which a rank stopped: it wrote nothing after it entered that one."""
+    """Return the call in which a rank stopped, its last entry in the journal."""
     last = record.journal[-1] if record.journal else None
     if last is None or last["k"] not in ("enter", "wait"):
         return None
@@ -292,7 +292,7 @@ def _blocked_in(record: RankRecord) -> Event | None:
 
 
 def _seen_from_outside(fiber: Fiber) -> Event:
-    """The same for a rank that writes no journal: what it needs, and its own line."""
+    """Return the call in which a rank without a journal waits, and its line."""
     frames, frame = [], fiber.strand.frame()
     while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno))

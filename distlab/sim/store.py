@@ -1,4 +1,4 @@
-"""The Store of a simulated run, which a node that is no rank keeps in its memory."""
+"""The Store of a simulated run, which a node that isn't a rank keeps in memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _HEAD_BYTES = 16  # what a request has besides its key and value
 
 
 class Shelf:
-    """What is stored, and who waits for what is not there yet."""
+    """The stored values, and the requests that wait for missing ones."""
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
         self.watchers: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def clear(self) -> None:
-        """The process that kept it is no more."""
+        """Forget everything, because the process that kept it has ended."""
         self.stored.clear()
         self.watchers.clear()
 
     def put(self, key: str, value: bytes) -> bytes:
-        """Store it, and answer those who wait for it."""
+        """Store a value, and answer the requests that wait for it."""
         self.stored[key] = bytes(value)
         watchers, self.watchers = self.watchers, []
         for is_ready, answer in watchers:
@@ -44,11 +44,11 @@ class SimStore:
         self._step = 0
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
+        """Implement `Store.set`."""
         self._ask("store.set", [key], len(value), lambda: self._shelf.put(key, value))
 
     def get(self, key: str, *, timeout_s: float | None = None) -> bytes:
-        """See `Store.get`."""
+        """Implement `Store.get`."""
         stored = self._shelf.stored
         reply: bytes = self._ask(
             "store.get", [key], 0, lambda: stored[key], lambda: key in stored, timeout_s
@@ -56,7 +56,7 @@ class SimStore:
         return reply
 
     def wait(self, keys: Sequence[str], *, timeout_s: float | None = None) -> None:
-        """See `Store.wait`."""
+        """Implement `Store.wait`."""
         stored, wanted = self._shelf.stored, list(keys)
         self._ask(
             "store.wait",
@@ -68,7 +68,7 @@ class SimStore:
         )
 
     def add(self, key: str, amount: int) -> int:
-        """See `Store.add`."""
+        """Implement `Store.add`."""
 
         def act() -> bytes:
             total = int(self._shelf.stored.get(key, b"0")) + amount
@@ -77,7 +77,7 @@ class SimStore:
         return int(self._ask("store.add", [key], 8, act))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """See `Store.compare_set`."""
+        """Implement `Store.compare_set`."""
 
         def act() -> bytes:
             there = self._shelf.stored.get(key, b"")

@@ -1,7 +1,7 @@
-"""What a rank finds around it in a process that it shares: its environment, and time.
+"""The environment and the time limits of ranks that share one process.
 
-On real ranks the environment is each process's own, and a program that never comes to
-an end is ended from outside. Here both have to be arranged.
+Each real rank has its own environment, and if its program never ends, it is ended from
+outside. Here we have to arrange both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OutOfTime(BaseException):
 
 
 class _ByRank(MutableMapping[bytes, bytes]):
-    """The variables of the rank that runs; outside of ranks, those of the process."""
+    """The variables of the rank that runs, or those of the process outside ranks."""
 
     def __init__(
         self, kernel: Kernel, outside: MutableMapping[bytes, bytes], n: int
@@ -65,7 +65,7 @@ class _ByRank(MutableMapping[bytes, bytes]):
 
 @contextmanager
 def environment_by_rank(kernel: Kernel, world_size: int) -> Iterator[None]:
-    """While it lasts, `os.environ` is the running rank's own, with RANK in it."""
+    """Within this block, make `os.environ` the running rank's own, with its RANK."""
     environment: Any = os.environ
     outside = environment._data
     environment._data = _ByRank(kernel, outside, world_size)
@@ -76,7 +76,7 @@ def environment_by_rank(kernel: Kernel, world_size: int) -> Iterator[None]:
 
 
 class _OutputByRank(io.TextIOBase):
-    """What is written goes to the rank that runs; outside of ranks, where it went."""
+    """Sends output to the rank that runs, or outside of ranks where it went before."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _OutputByRank(io.TextIOBase):
         self._tell, self._otherwise = tell, otherwise
 
     def write(self, text: str) -> int:
-        """Keep `text`, as far as there is room for it."""
+        """Keep `text` as far as there is room for it."""
         fiber = self._kernel.current or self._kernel.handler
         if fiber is None:
             self._otherwise.write(text)
@@ -102,7 +102,7 @@ class _OutputByRank(io.TextIOBase):
         return len(text)
 
     def close(self) -> None:
-        """A rank that closes it must not close it for the others."""
+        """Do nothing, so that a rank can't close the stream for the others."""
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def output_by_rank(
     most: int,
     tell: Callable[[int, str], None] | None = None,
 ) -> Iterator[None]:
-    """While it lasts, what a rank prints goes into its record, and to `tell`."""
+    """Within this block, put everything that a rank prints into its record."""
     out, err = sys.stdout, sys.stderr
     sys.stdout = _OutputByRank(kernel, records, most, tell, out)
     sys.stderr = _OutputByRank(kernel, records, most, tell, err)
@@ -126,13 +126,14 @@ def output_by_rank(
 def wall_limit(
     kernel: Kernel, limit_s: float | None, turn_limit_s: float | None
 ) -> Iterator[None]:
-    """End what takes longer, by the wall clock, than `limit_s`; None is no limit.
+    """End a run that takes longer than `limit_s` by the wall clock; None is no limit.
 
-    `turn_limit_s` is for one rank at a time: how long it may go on without a call that
-    waits, while no other has its turn. It is looked at four times as often.
+    `turn_limit_s` limits how long a single rank may run without a call that waits,
+    while no other rank gets a turn. We check this four times in each such period.
 
     Raises:
-        RunnerError: the time was up; with the rank that was running, and its line.
+        RunnerError: the time was up; the message has the rank that was running and its
+            line.
     """
     if limit_s is None and turn_limit_s is None:
         yield
@@ -165,7 +166,7 @@ def _time_is_up(
     turn_limit_s: float | None,
     over: threading.Event,
 ) -> str:
-    """Wait until it is, or the run is over; returns what has taken too long."""
+    """Wait until it is, or until the run is over; return what took too long."""
     started = since = time.monotonic()
     turn: object = None
     left = [] if limit_s is None else [limit_s]

@@ -1,1 +1,1 @@
-"""This machine measured, and predictions that are checked against it."""
+"""Measure this machine, and check predictions against it."""

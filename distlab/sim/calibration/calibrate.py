@@ -1,17 +1,18 @@
-"""Measure the link between two processes of this machine, and prove the table.
+"""Measure the link between two processes of this machine, and test the table.
 
     with Cluster() as cluster:
         found = calibrate(cluster)
     found.net.save("laptop.json")       → distlab sim … --net table:laptop.json
     found.mean_err                      how far off its predictions are, on average
 
-What is measured are trains of messages one way and both ways, and adding. What is
-predicted are algorithms, at sizes between those of the table: nothing in it is fitted
-to them. Both happen in the same rounds, so that noise hits both alike, and of both the
-quick rounds count: what disturbs a machine only ever adds time.
+We measure trains of messages in one direction and in both, and additions. Then we
+predict algorithms, at sizes between those of the table, so that nothing in the table is
+fitted to them. We measure both in the same rounds, so that noise affects both alike.
+For both, only the fast rounds count, because a disturbance can only add time.
 
-Only two processes are held to a bar. More of them than processors take turns, and what
-that costs no table of a link can know; they are predicted and shown all the same.
+We hold only the predictions for two processes to a limit. If there are more processes
+than processors, they take turns, and the table of a link can't know what that costs. We
+predict and show these as well.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _AFTER_S = 60.0  # a round that has begun is ended, on the slowest machine too
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What to measure. Held-out sizes must not be in the table, nor their halves."""
+    """The cases to measure; the table has no held-out size, nor half of one."""
 
     sizes: tuple[int, ...] = (
         *(0, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB),
@@ -65,7 +66,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One held-out case: an algorithm, what the simulator says and what it took."""
+    """One held-out case: an algorithm, its predicted time and its measured time."""
 
     algorithm: str
     world_size: int
@@ -75,12 +76,12 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """How far off it is: 0.1 predicts a tenth too much."""
+        """The relative error; 0.1 means that we predicted a tenth too much."""
         return self.predicted_s / self.measured_s - 1
 
     @property
     def is_miss(self) -> bool:
-        """Whether it is off by more than a tenth, either way."""
+        """True if the prediction is off by more than a tenth, either way."""
         return abs(self.error) > MISS
 
 
@@ -88,8 +89,8 @@ class Prediction:
 class Calibration:
     """The table of this machine, and how well it predicts.
 
-    `rounds` is how often all was measured; `unrest` by how much longer than what
-    counts a middling round took: a quiet machine is near 0.
+    `rounds` counts how often we measured everything. `unrest` says by how much longer a
+    median round took than the rounds that count, so it is near 0 on a quiet machine.
     """
 
     net: Piecewise
@@ -100,22 +101,22 @@ class Calibration:
 
     @property
     def mean_err(self) -> float:
-        """The mean distance of the predictions for two processes."""
+        """The mean error of the predictions for two processes."""
         return self.mean_err_of(2)
 
     def mean_err_of(self, world_size: int) -> float:
-        """The same for another number of them; NaN if there is none."""
+        """Return the mean error for another number of processes; NaN without any."""
         errors = [abs(p.error) for p in self.proof if p.world_size == world_size]
         return statistics.fmean(errors) if errors else math.nan
 
     @property
     def latency_s(self) -> float:
-        """Seconds of the smallest message."""
+        """Seconds that the smallest message takes."""
         return self.net.table[0][1]
 
     @property
     def bytes_per_s(self) -> float:
-        """The speed of the largest message, one way."""
+        """The speed of the largest message in one direction."""
         size, seconds = self.net.table[-1]
         return size / seconds
 
@@ -127,11 +128,11 @@ def calibrate(
     plan: Measurements | None = None,
     backend: str = "tcp",
 ) -> Calibration:
-    """Measure for about so many seconds, however short they are a few rounds.
+    """Measure for about `seconds`, but for a few rounds at least.
 
     Raises:
-        ValueError: no seconds.
-        RunnerError: the processes did not come to an end; with the reason.
+        ValueError: `seconds` isn't above 0.
+        RunnerError: the processes didn't finish; the message says why.
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"{seconds:g} seconds: choose a number above 0")
@@ -153,7 +154,7 @@ def calibrate(
 
 
 def predict(net: Piecewise, world_size: int, one: Case) -> float:
-    """Seconds of one piece of a train on simulated ranks."""
+    """Return the seconds of one piece of a train on simulated ranks."""
     done = run_charged(
         simulate,
         world_size,
@@ -176,7 +177,7 @@ class _Timings:
 
 
 def _cases(plan: Measurements, world_size: int) -> list[Case]:
-    """What ranks do in one round."""
+    """Return what the ranks do in one round."""
     held_out = plan.held_out if world_size == 2 else plan.held_out_more_ranks
     cases = [case(name, size) for size in held_out for name in ALGORITHMS]
     if world_size == 2:

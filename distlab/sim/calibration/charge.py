@@ -1,16 +1,17 @@
-"""A run as on a measured machine: what ranks compute is charged to their clocks.
+"""Run as on a measured machine, and charge each rank's computation to its clock.
 
     total += box          counted as it runs: one operation on so many bytes
     comm.send(total, 1)   first the clock moves on by what was counted, then it sends
 
-A simulated rank computes for real, but how long that takes on a busy machine must not
-show: the same run must give the same times. So operations of torch are counted, and
-each is charged what a table says for its bytes (`Piecewise.operation_s`).
+A simulated rank really computes, but the time that this takes on a busy machine must
+not show, because the same run must give the same times. We therefore count torch's
+operations, and charge for each of them what a table says for its bytes
+(`Piecewise.operation_s`).
 
-Limits: an operation is taken to cost what adding two tensors of its largest one's size
-costs, so products of matrices come out too cheap. One that only looks at a tensor in
-another way, or makes room, is charged as one of 0 bytes. Python itself, and code that
-leaves torch, costs nothing.
+Limits: we assume that an operation costs as much as adding two tensors of the size of
+its largest one, so products of matrices come out too cheap. An operation that only
+views a tensor differently, or only allocates memory, is charged as one of 0 bytes.
+Python itself and code outside torch cost nothing.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def run_charged(
     operation_s: Seconds,
     **options: Any,
 ) -> SimRun:
-    """`sim.run`, with the ranks' operations charged; `options` are those of `run`.
+    """Call `sim.run` with the ranks' operations charged; `options` are those of `run`.
 
     Raises:
-        ValueError: as `sim.run` does.
+        ValueError: as in `sim.run`.
     """
     meter = Meter(operation_s)
     with meter:
@@ -57,7 +58,7 @@ def run_charged(
 
 @contextmanager
 def uncharged(comm: Comm) -> Iterator[None]:
-    """What happens inside costs the rank nothing: it prepares, or looks at results."""
+    """Charge nothing in this block, in which a rank prepares or looks at results."""
     account = comm._account if isinstance(comm, Charged) else None
     if account is not None:
         account.in_call = True
@@ -69,7 +70,7 @@ def uncharged(comm: Comm) -> Iterator[None]:
 
 
 class Meter(TorchDispatchMode):
-    """While it is active, operations are counted for the rank whose turn it is."""
+    """Counts operations, while it is active, for the rank whose turn it is."""
 
     def __init__(self, operation_s: Seconds) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +82,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run it, and count it."""
+        """Run the operation and count it."""
         out = func(*args, **(kwargs or {}))
         fiber = self._kernel.current if self._kernel else None
         account = self._accounts.get(fiber.rank) if fiber else None
@@ -90,7 +91,7 @@ class Meter(TorchDispatchMode):
         return out
 
     def charged(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The same program, with a communicator that pays before every call."""
+        """Return the program with a communicator that pays before every call."""
         return partial(self._live, program)
 
     def _live(
@@ -108,7 +109,7 @@ class Meter(TorchDispatchMode):
 
 
 class Account:
-    """What one rank has computed and its clock does not show yet."""
+    """Computation of one rank that its clock doesn't show yet."""
 
     def __init__(self, clock: Clock) -> None:
         self.owed_s = 0.0
@@ -116,13 +117,13 @@ class Account:
         self._clock = clock
 
     def settle(self) -> None:
-        """Let the clock show it."""
+        """Add the computation to the clock."""
         owed_s, self.owed_s = self.owed_s, 0.0
         if owed_s:
             self._clock.sleep(owed_s)
 
     def outside(self, proceed: Callable[[], T]) -> T:
-        """`proceed()`, at the right time, is no computing of this rank."""
+        """Call `proceed()` at the right time, without counting it as computation."""
         self.in_call = True
         try:
             self.settle()
@@ -132,7 +133,7 @@ class Account:
 
 
 class Charged(Wrapper):
-    """A simulated rank's communicator: its clock catches up before every call."""
+    """A simulated rank's communicator, whose clock catches up before every call."""
 
     def __init__(self, inner: Comm, account: Account) -> None:
         super().__init__(inner)
@@ -145,7 +146,7 @@ class Charged(Wrapper):
         self._number = group.members[inner.rank]
 
     def time(self) -> float:
-        """See `Comm.time`."""
+        """Implement `Comm.time`."""
         return self._account.outside(super().time)
 
     def _around(self, call: Call, proceed: Callable[[], T]) -> T:
@@ -157,7 +158,7 @@ class Charged(Wrapper):
         return _ChargedWork(result, self._account)  # type: ignore[return-value,arg-type]
 
     def _exchange(self, call: Call, proceed: Callable[[], T]) -> T:
-        """Say so while it lasts: a message alone takes another time."""
+        """Mark an exchange while it lasts, because a single message takes longer."""
         assert self._measured is not None
         sizes = [t.nbytes for t in (call.sent, call.received) if t is not None]
         self._measured.exchange(self._number, min(sizes))
@@ -171,17 +172,17 @@ class Charged(Wrapper):
 
 
 class _ChargedWork:
-    """A Work before whose `wait` the clock catches up."""
+    """A Work whose clock catches up before `wait`."""
 
     def __init__(self, work: Work, account: Account) -> None:
         self._work, self._account = work, account
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         self._account.outside(lambda: self._work.wait(timeout_s))
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return self._account.outside(self._work.is_completed)
 
 
@@ -193,7 +194,7 @@ def _innermost(comm: Any) -> SimComm:
 
 
 def _bytes_of(func: Any, args: Any, out: Any) -> int:
-    """How many bytes an operation goes through: those of the largest tensor in it."""
+    """Return how many bytes an operation handles: those of its largest tensor."""
     if func.is_view or _only_makes_room(func):
         return 0
     found = [*args, out]

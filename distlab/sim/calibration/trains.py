@@ -1,16 +1,17 @@
-"""What `calibrate` has ranks do, again and again, on processes and in the simulator.
+"""The trains that `calibrate` runs again and again, on processes and in the simulator.
 
-A train is one thing done several times without a pause. Its time per piece is what a
-program meets that does it in a loop; one piece alone would mostly measure how two
-processes find each other.
+A train does one thing several times without a pause. Its time per piece is the time
+that a program sees if it does this in a loop. A single piece would mostly measure how
+two processes find each other.
 
     one way          0 ──▶ 1   0 ──▶ 1   0 ──▶ 1 …
     back and forth   0 ──▶ 1   0 ◀── 1   0 ──▶ 1 …      half of a round trip
     both ways        0 ◀─▶ 1 + 0 ◀─▶ 1 + 0 ◀─▶ 1 …      without the +
     adding           0 ◀─▶ 1 + 0 ◀─▶ 1 + 0 ◀─▶ 1 …      the + alone
 
-Those that cross are added up on arrival, as programs do it: so what adding does to the
-caches shows in the messages, and what came just now is added, not what lay around.
+When two messages cross, we add them up on arrival, as programs do. That way the times
+of messages include the effect of adding on the caches, and we add data that has just
+arrived instead of data that was already in a cache.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _LONGEST_TRAIN = 20
 
 
 def case(name: str, num_bytes: int) -> Case:
-    """A train that is long where its pieces are short.
+    """Return a train, which is longer if its pieces are short.
 
     Raises:
-        ValueError: nothing has that name.
+        ValueError: there is no train with that name.
     """
     if name not in STEPS:
         raise ValueError(f"there is no train of {name}: known are {', '.join(STEPS)}")
@@ -50,12 +51,12 @@ def case(name: str, num_bytes: int) -> Case:
 def measure(
     context: RankContext, cases: Sequence[Case], seconds: float
 ) -> list[list[float]]:
-    """Seconds of each case, round by round, on this rank; collective.
+    """Return the seconds of each case on this rank, round by round; collective.
 
-    Every round does every case once, so that whatever disturbs this machine disturbs
-    all alike, and each time in another order: after small messages TCP sends large ones
-    in smaller portions, which stay in the caches. Rounds go on until `seconds` have
-    passed, on rank 0's clock.
+    Every round runs every case once, so that a disturbance affects all cases alike. The
+    order changes from round to round, because after small messages TCP sends large ones
+    in smaller portions, which stay in the caches. We continue until `seconds` have
+    passed on rank 0's clock.
     """
     take_a_processor(context.rank, context.world_size)
     comm = context.comm
@@ -77,8 +78,8 @@ def measure(
 def take_a_processor(rank: int, world_size: int) -> None:
     """Stay on a processor of one's own, if there are enough.
 
-    On a quiet machine they are spread out like that anyway. On a busy one the ranks end
-    up on the same, where the one that computes keeps the other from doing so too.
+    On a quiet machine, the ranks are spread out in this way without our help. On a busy
+    one, they end up on the same processor, where they keep each other from running.
     """
     if not hasattr(os, "sched_setaffinity"):  # Linux only
         return
@@ -88,13 +89,13 @@ def take_a_processor(rank: int, world_size: int) -> None:
 
 
 def simulate(context: RankContext, one: Case) -> float:
-    """The same on a simulated rank: its virtual seconds for one piece."""
+    """Return the virtual seconds of one piece on a simulated rank."""
     room = one[1] // 4
     return train(context.comm, one, torch.zeros(room), torch.zeros(room))
 
 
 def train(comm: Comm, one: Case, tensor: Tensor, box: Tensor) -> float:
-    """Seconds that one piece of a train takes; the first, which is not timed, warms."""
+    """Return the seconds per piece of a train, after an untimed first piece."""
     name, num_bytes, count = one
     # What one cannot find in a cache must not depend on what the round did before.
     tensor, box = tensor[: num_bytes // 4], box[: num_bytes // 4]
@@ -125,7 +126,7 @@ def _back_and_forth(comm: Comm, tensor: Tensor, box: Tensor) -> None:
 
 
 def _cross_and_add(comm: Comm, tensor: Tensor, box: Tensor) -> float:
-    """Returns the seconds of adding."""
+    """Exchange and add; return the seconds of adding."""
     n = comm.world_size
     comm.sendrecv(tensor, (comm.rank + 1) % n, box, (comm.rank - 1) % n)
     started = comm.time()

@@ -1,4 +1,4 @@
-"""Networks under a simulated run: formulas, fabrics and measured tables.
+"""Networks for a simulated run: formulas, fabrics and measured tables.
 
-Read `links` first; `spec` is how a network is typed.
+Read `links` first. `spec` defines how you type a network.
 """

@@ -10,19 +10,20 @@
 Rank r is GPU r mod k of node r div k. An intra-node message goes through the GPU's own
 port and the NVLink switch. An inter-node message goes through the NIC that serves the
 GPU and, if the nodes have different leaf switches, through an uplink to the spine. NICs
-and uplinks are shared: messages wait for each other there.
+and uplinks are shared, so messages wait for each other there.
 
-A leaf has as many uplinks as NICs below it, divided by the oversubscription. Where that
-is not an integer, the uplinks are fewer and faster; where it is less than 1, there is
-one, slower than a NIC. A message takes the uplink that is free first.
+A leaf has as many uplinks as there are NICs below it, divided by the oversubscription.
+If that isn't an integer, the uplinks are fewer and faster. If it is less than 1, there
+is one uplink, which is slower than a NIC. A message takes the uplink that is free
+first.
 
-The order: a link carries one message at a time, at its full speed, in the order in
-which the messages were sent; a later message may use a pause that it fits
-into. A message is not stored between its links, so alone it takes latency + S / (the
-slowest link's bandwidth).
+A link carries one message at a time, at its full speed, in the order in which the
+messages were sent, but a later message may use a pause if it fits in. A message isn't
+stored between its links, so a message that is alone takes latency + S / (the slowest
+link's bandwidth).
 
-What this leaves out: packets, routes that collide while others are free, congestion
-control, and the limits of a switch's buffer.
+We leave out packets, routes that collide while others are free, congestion control, and
+the limits of a switch's buffer.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Fabric:
     """Nodes of `node_size` ranks; `nodes_per_leaf` of them on each leaf switch.
 
     Raises:
-        ValueError: a count below 1, a negative time, a speed that is not above zero, or
-            an oversubscription below 1.
+        ValueError: a count is below 1, a time is negative, a speed isn't above zero, or
+            an oversubscription is below 1.
     """
 
     node_size: int = 8
@@ -75,7 +76,7 @@ class Fabric:
             raise ValueError(f"oversub is {self.oversub}: 1 is none, 4 is four to one")
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which no message is in flight yet."""
+        """Return the state of a network on which no message is in flight yet."""
         return FabricWires(self, world_size)
 
     @property
@@ -85,12 +86,12 @@ class Fabric:
 
     @property
     def cable_bytes_per_s(self) -> float:
-        """The bandwidth of each of them, each way."""
+        """The bandwidth of each uplink, each way."""
         below = self.nodes_per_leaf * self.nics * self.nic_bytes_per_s
         return below / self.oversub / self.cables
 
     def path(self, src: int, dst: int) -> list[Hop]:
-        """The hops from rank to rank, in order."""
+        """Return the hops from one rank to another, in order."""
         node, other = src // self.node_size, dst // self.node_size
         if node == other:
             speed = self.intra_node_bytes_per_s
@@ -108,7 +109,7 @@ class Fabric:
         return [first, up, down, last]
 
     def links(self, world_size: int) -> dict[str, float]:
-        """All links that `world_size` ranks can use: name → bytes per second."""
+        """Return all links that `world_size` ranks can use: name → bytes per second."""
         found: dict[str, float] = {}
         for rank in range(world_size):
             for peer in self._one_of_each_kind(rank, world_size):
@@ -117,7 +118,7 @@ class Fabric:
         return found
 
     def alpha_s(self, src: int, dst: int) -> float:
-        """Seconds that a message of no bytes takes from rank to rank."""
+        """Return the seconds that an empty message takes from one rank to another."""
         is_intra_node = src // self.node_size == dst // self.node_size
         return self.intra_node_alpha_s if is_intra_node else self.nic_alpha_s
 
@@ -125,7 +126,7 @@ class Fabric:
         return f"nic{rank % self.node_size % self.nics}"
 
     def _one_of_each_kind(self, rank: int, world_size: int) -> list[int]:
-        """A peer on the node, one on the leaf and one beyond it, if they exist."""
+        """Return a peer on the node, one on the leaf and one beyond, if they exist."""
         leaf = self.nodes_per_leaf * self.node_size
         starts = {
             size: (rank // size * size, rank // size * size + size)
@@ -156,7 +157,7 @@ class Link:
         self.pauses: list[tuple[int, int]] = []  # before free_ps, and still to come
 
     def book(self, from_ps: int, took_ps: int, now_ps: int) -> int:
-        """The first moment from `from_ps` on at which it is free for so long."""
+        """Return the first time from `from_ps` on at which it is free for so long."""
         self.busy_ps += took_ps
         if self.pauses:
             begin = self._book_pause(from_ps, took_ps, now_ps)
@@ -192,7 +193,7 @@ class FabricWires:
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
-        """See `Wires.message`."""
+        """Implement `Wires.message`."""
         alpha_ps, hops = self._paths.get((src, dst)) or self._find_path(src, dst)
         start, begin, done = -1, now_ps, now_ps
         for cables in hops:
@@ -211,14 +212,14 @@ class FabricWires:
     def collective(
         self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
     ) -> int:
-        """See `Wires.collective`; each step takes as long as the slowest hop of it."""
+        """Implement `Wires.collective`; a step takes as long as its slowest hop."""
         alpha_ps, ps_per_byte = self._slowest_hop(tuple(members or range(n)))
         return collective_ps(
             op, n, num_bytes, lambda size: alpha_ps + size * ps_per_byte
         )
 
     def usage(self) -> dict[str, int]:
-        """See `Metered.usage`."""
+        """Implement `Metered.usage`."""
         links = sorted(self._links.items())
         return {name: link.busy_ps for name, link in links if link.busy_ps}
 
@@ -237,7 +238,7 @@ class FabricWires:
         return self._links[name]
 
     def _slowest_hop(self, members: tuple[int, ...]) -> tuple[int, float]:
-        """Latency and picoseconds per byte when all send to the next at once."""
+        """Return latency and picoseconds per byte when all send to the next at once."""
         if members not in self._hops:
             pairs = [*pairwise(members), (members[-1], members[0])]
             pairs = [(src, dst) for src, dst in pairs if src != dst]
@@ -254,7 +255,7 @@ class FabricWires:
 
 
 def _first_free(cables: list[Link], from_ps: int) -> Link:
-    """The one that is free first; of several that are free, the one named first."""
+    """Return the cable that is free first, or of several the one named first."""
     first = cables[0]
     for link in cables:
         if link.free_ps <= from_ps:

@@ -1,7 +1,7 @@
-"""How long a message takes: the networks for a simulated run.
+"""Compute how long a message takes: the networks for a simulated run.
 
-A network is a description (`AlphaBeta`, frozen, shared); `wires` makes the state that
-one run of it needs. Whatever has the two methods of `Wires` can take its place.
+A network is a description (`AlphaBeta`, frozen, shared), and its `wires` method creates
+the state for one run. You can use any object that has the two methods of `Wires`.
 
     AlphaBeta   a latency and a bandwidth, the same for every pair (this file)
     LogGP       the same, with what sender, receiver and wire do each (loggp.py)
@@ -25,7 +25,7 @@ PS = 1_000_000_000_000
 
 
 def picoseconds(seconds: float) -> int:
-    """The nearest integer in picoseconds."""
+    """Round seconds to an integer number of picoseconds."""
     return round(seconds * PS)
 
 
@@ -35,30 +35,30 @@ class Wires(Protocol):
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
-        """When a message that could go now starts and is complete; books its way."""
+        """Reserve a message's way; return when it starts and when it is complete."""
 
     def collective(
         self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
     ) -> int:
-        """Picoseconds that a library collective of n ranks takes.
+        """Return the picoseconds that a library collective of n ranks takes.
 
-        `members` are the n ranks of the world, where who they are makes a difference.
+        `members` are the n ranks of the world, in case the time depends on them.
         """
 
 
 @runtime_checkable
 class Metered(Protocol):
-    """Wires that can say afterwards how much each link had to do."""
+    """Wires that can report afterwards how busy each link was."""
 
     def usage(self) -> dict[str, int]:
-        """Picoseconds for which each link that carried something was busy."""
+        """Return the picoseconds for which each link that was used was busy."""
 
 
 class Network(Protocol):
-    """What `run` takes as its `net`."""
+    """The interface of a network, which `run` takes as its `net`."""
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which no message is in flight yet."""
+        """Return the state of a network on which no message is in flight yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,11 @@ class AlphaBeta:
     """Every pair has an equal link: S bytes take alpha_s + S / bytes_per_s seconds.
 
     Each rank has one link out and one link in. Messages that share a link follow each
-    other, byte after byte, while their latencies overlap. The defaults are typical of
-    a good data center: 10 µs, 100 Gbit/s.
+    other, byte after byte, while their latencies overlap. The defaults are typical of a
+    good data center: 10 µs, 100 Gbit/s.
 
     Raises:
-        ValueError: a negative latency, or a speed that is not above zero.
+        ValueError: the latency is negative, or the speed isn't above zero.
     """
 
     alpha_s: float = 10e-6
@@ -81,7 +81,7 @@ class AlphaBeta:
         require_speed("bytes_per_s", self.bytes_per_s)
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which no message is in flight yet."""
+        """Return the state of a network on which no message is in flight yet."""
         alpha_ps, ps_per_byte = picoseconds(self.alpha_s), PS / self.bytes_per_s
 
         def cost(num_bytes: float) -> tuple[float, float]:
@@ -91,7 +91,7 @@ class AlphaBeta:
         return Ports(cost, world_size)
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds for one message on an empty network."""
+        """Return the seconds for one message on an empty network."""
         return self.alpha_s + num_bytes / self.bytes_per_s
 
 
@@ -101,7 +101,7 @@ and the receiver's incoming link, and picoseconds from then until it has arrived
 
 
 class Ports:
-    """When each rank's links, out and in, are free again; for equal links."""
+    """Tracks when each rank's links, out and in, are free again; for equal links."""
 
     def __init__(self, cost: Cost, world_size: int) -> None:
         self._cost = cost
@@ -114,7 +114,7 @@ class Ports:
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
-        """See `Wires.message`."""
+        """Implement `Wires.message`."""
         # Called for every message, 2 million times for a ring of 1,024: hence no max()
         # and a cost looked up rather than worked out.
         busy, rest = self._costs.get(num_bytes) or self._cost_of(num_bytes)
@@ -132,11 +132,11 @@ class Ports:
     def collective(
         self, op: str, n: int, num_bytes: int, members: Sequence[int] = ()
     ) -> int:
-        """See `Wires.collective`; every hop is like every other."""
+        """Implement `Wires.collective`; all hops are alike."""
         return collective_ps(op, n, num_bytes, lambda size: sum(self._cost(size)))
 
     def usage(self) -> dict[str, int]:
-        """See `Metered.usage`."""
+        """Implement `Metered.usage`."""
         busy = {"out": self._out_busy_ps, "in": self._in_busy_ps}
         return {
             f"rank{rank}.{way}": ps
@@ -146,7 +146,7 @@ class Ports:
         }
 
     def alone(self, num_bytes: int) -> tuple[int, int]:
-        """Picoseconds for a message that meets no other, and how many keep its ends."""
+        """Return a lone message's picoseconds, and how many keep its ends busy."""
         busy, rest = self._cost_of(num_bytes)
         return busy + rest, busy
 
@@ -159,9 +159,10 @@ class Ports:
 def collective_ps(
     op: str, n: int, num_bytes: int, hop_ps: Callable[[float], float]
 ) -> int:
-    """Picoseconds of the bandwidth-optimal algorithm for `op` on `n` ranks.
+    """Return the picoseconds of the bandwidth-optimal algorithm for `op` on `n` ranks.
 
-    `num_bytes` is what each rank puts in, `hop_ps(size)` one message of that size.
+    `num_bytes` is the size of each rank's input, and `hop_ps(size)` is the time of one
+    message of that size.
     """
     depth = math.ceil(math.log2(n))  # hops of a tree to the furthest rank
     steps, size = {
@@ -176,20 +177,20 @@ def collective_ps(
 
 
 def require_duration(name: str, seconds: float) -> None:
-    """A time is finite and not negative.
+    """Require a time that is finite and not negative.
 
     Raises:
-        ValueError: it is not; with its name.
+        ValueError: it isn't; the message has its name.
     """
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{name} is {seconds}: seconds, 0 or more")
 
 
 def require_speed(name: str, per_s: float) -> None:
-    """A speed is above zero; it may be infinite.
+    """Require a speed above zero, which may be infinite.
 
     Raises:
-        ValueError: it is not; with its name.
+        ValueError: it isn't; the message has its name.
     """
     if not per_s > 0:
         raise ValueError(f"{name} is {per_s}: it must be above 0")

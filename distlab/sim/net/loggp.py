@@ -1,17 +1,17 @@
-"""LogGP: who is kept busy by a message, the sender, the wire or the receiver.
+"""LogGP: how long a message keeps the sender, the wire and the receiver busy.
 
     sender    ├─o─┤├── (S-1)·G ──┤├─g─┤ next message
     wire           ╲ L             ╲ L
     receiver        ╲               ╲├─o─┤ the message is there
 
-o, the overhead, is work of a processor: at the sender before the first byte leaves, at
-the receiver after the last one came. G, the gap per byte, is the wire's inverse speed.
-L, the latency, is the way of one byte. g, the gap, is what an end needs between the
-last byte of one message and the first of the next. So one message of S bytes takes
-o + (S-1)·G + L + o, and the next one between the same two can start after
-max(o, (S-1)·G + g).
+The overhead o is work of a processor, at the sender before the first byte leaves, and
+at the receiver after the last byte arrives. G, the gap per byte, is the inverse speed
+of the wire, and L is the latency of one byte. The gap g is the time that an end needs
+between the last byte of one message and the first of the next. A message of S bytes
+therefore takes o + (S-1)·G + L + o, and the next one between the same two ranks can
+start after max(o, (S-1)·G + g).
 
-Here the overhead delays the message and the next one, not what the rank computes.
+Here the overhead delays the message and the next one, but not the rank's computation.
 
 Source: A. Alexandrov, M. Ionescu, K. Schauser, C. Scheiman, "LogGP: Incorporating Long
 Messages into the LogP Model" (1995), section 2.
@@ -26,10 +26,10 @@ from distlab.sim.net.links import PS, Ports, Wires, require_duration
 
 @dataclass(frozen=True, kw_only=True)
 class LogGP:
-    """Every pair is joined alike, by a link with the four parameters of LogGP.
+    """Every pair is connected by an equal link with the four parameters of LogGP.
 
     Raises:
-        ValueError: a parameter that is negative or infinite.
+        ValueError: a parameter is negative or infinite.
     """
 
     latency_s: float = 5e-6  # L
@@ -42,7 +42,7 @@ class LogGP:
             require_duration(name, getattr(self, name))
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which nothing is under way yet."""
+        """Return the state of a network on which no message is in flight yet."""
 
         def cost(num_bytes: float) -> tuple[float, float]:
             busy_s = self._busy_s(num_bytes)
@@ -51,7 +51,7 @@ class LogGP:
         return Ports(cost, world_size)
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds for one message on an empty network."""
+        """Return the seconds for one message on an empty network."""
         return self.latency_s + 2 * self.overhead_s + self._bytes_s(num_bytes)
 
     def _busy_s(self, num_bytes: float) -> float:

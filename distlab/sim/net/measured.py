@@ -1,15 +1,17 @@
-"""Ports whose messages take what was measured, by what their two ends do meanwhile.
+"""Ports with measured times, which depend on what both ends of a message do meanwhile.
 
-A message has no time of its own. Before its bytes leave, the receiver has to ask for
-them (see the TCP transport), and whether that is in time depends on the pattern:
+A message doesn't have a single duration. Before its bytes leave, the receiver has to
+ask for them (see the TCP transport), and whether that happens in time depends on the
+pattern:
 
     one way          0 ──▶ 1  0 ──▶ 1    the receiver asks once the last one is in:
                                          the sender waits for that
     back and forth   0 ──▶ 1  0 ◀── 1    it asked when its own had left: in time
     both ways        0 ◀─▶ 1  0 ◀─▶ 1    both ask, and both copy, at the same time
 
-The first two are told apart by what the receiver did last. That both ends exchange must
-be said (`exchange`): who runs a program with `charge.run_charged` does.
+We tell the first two apart by the receiver's last message. If both ends exchange, the
+program has to say so (`exchange`), which it does if you run it with
+`charge.run_charged`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ Seconds = Callable[[float], float]
 
 
 class _Passage(NamedTuple):
-    """The last message of a rank: which way it went and when it was through."""
+    """The last message of a rank: its direction, and when it was finished."""
 
     came_in: bool
     end_ps: int
 
 
 class MeasuredPorts(Ports):
-    """`Ports` of `cost`, which is that of one way, with two more patterns."""
+    """`Ports` with the times of `cost`, which are one-way, and two more patterns."""
 
     def __init__(
         self,
@@ -46,16 +48,16 @@ class MeasuredPorts(Ports):
         self._exchanged: list[float | None] = [None] * world_size
 
     def exchange(self, rank: int, num_bytes: float | None) -> None:
-        """From now on a rank sends and receives at once; None: not any more.
+        """Note that a rank sends and receives at once; None ends this.
 
-        `num_bytes` is the smaller of its two messages.
+        `num_bytes` is the size of the smaller of its two messages.
         """
         self._exchanged[rank] = num_bytes
 
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
-        """See `Wires.message`."""
+        """Implement `Wires.message`."""
         start = max(now_ps, self._out_free_ps[src], self._in_free_ps[dst])
         whole, latency = self._whole_ps(src, dst, num_bytes, start)
         busy = round(max(0.0, whole - latency))
@@ -69,7 +71,7 @@ class MeasuredPorts(Ports):
     def _whole_ps(
         self, src: int, dst: int, num_bytes: int, start: int
     ) -> tuple[float, float]:
-        """Picoseconds of the message, and how many of them keep no end busy."""
+        """Return the message's picoseconds, and how many of them keep no end busy."""
         bytes_ps, latency = self._cost(num_bytes)
         one_way = bytes_ps + latency
         mine, theirs = self._exchanged[src], self._exchanged[dst]

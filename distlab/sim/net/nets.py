@@ -1,4 +1,4 @@
-"""Networks as plain data, for a run in another process."""
+"""Convert networks to plain data, for a run in another process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _KINDS: dict[str, type[_Known]] = {
 
 
 def as_data(net: Network) -> dict[str, Any]:
-    """The network as numbers, strings and lists.
+    """Return the network as numbers, strings and lists.
 
     Raises:
-        ValueError: it is of a kind that another process would not know.
+        ValueError: another process wouldn't know networks of this kind.
     """
     name = type(net).__name__
     if type(net) is not _KINDS.get(name):
@@ -29,10 +29,10 @@ def as_data(net: Network) -> dict[str, Any]:
 
 
 def from_data(data: dict[str, Any]) -> Network:
-    """The network that `as_data` was given.
+    """Return the network from the data of `as_data`.
 
     Raises:
-        ValueError: it is of no known kind, or its figures cannot be.
+        ValueError: the kind is unknown, or its numbers are impossible.
     """
     facts = dict(data)
     name = facts.pop("kind", None)

@@ -6,11 +6,11 @@
             │ •–––•–                  below the first size: the first time
             └──────────────────────▶ bytes
 
-Two parameters cannot describe a real link: buffers, protocols and caches put bends into
+Two parameters can't describe a real link, because buffers, protocols and caches bend
 the line. `distlab calibrate` measures the table of this machine.
 
-The same file may have more columns: messages in other patterns than one way (see
-`measured`), and what a rank needs to add such a tensor to another.
+The file may have more columns, for messages in other patterns than one way (see
+`measured`), and for adding two tensors of that size.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ _Rows = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Every pair is joined alike; between two sizes of the table time is linear.
+    """Every pair has an equal link; between two sizes of the table, time is linear.
 
-    `table` has (size in bytes, seconds), sizes rising. The time of the smallest size
-    is taken to be latency, which messages share; the rest keeps both ends busy.
+    `table` has pairs (size in bytes, seconds) with rising sizes. We take the time of
+    the smallest size as latency, which messages share, while the rest keeps both ends
+    busy.
 
-    The other columns, if there are any, have seconds for each of these sizes: of a
-    message that goes back and forth, half the round trip; of two that cross, one each
-    way; of `a += b` with such tensors, which a run uses if it is told to (see
-    `charge`).
+    The other columns are optional and have seconds for each of these sizes: for a
+    message that goes back and forth, half the round trip; for two messages that cross,
+    one of them; and for `a += b` with such tensors, which a run charges if you ask for
+    it (see `charge`).
 
     Raises:
-        ValueError: an empty table, sizes that do not rise, or times that cannot be.
+        ValueError: the table is empty, its sizes don't rise, or its times are
+            impossible.
     """
 
     table: tuple[tuple[float, float], ...]
@@ -68,7 +70,7 @@ class Piecewise:
             _require_rows(self._rows(column))
 
     def wires(self, world_size: int) -> Wires:
-        """A network on which nothing is under way yet."""
+        """Return the state of a network on which no message is in flight yet."""
         first_s = self.table[0][1]
 
         def cost(num_bytes: float) -> tuple[float, float]:
@@ -86,11 +88,11 @@ class Piecewise:
         )
 
     def message_s(self, num_bytes: float) -> float:
-        """Seconds for one message on an empty network."""
+        """Return the seconds for one message on an empty network."""
         return _between(self.table, num_bytes)
 
     def operation_s(self, num_bytes: float) -> float:
-        """Seconds for an operation on tensors of so many bytes; 0 if not measured."""
+        """Return the seconds of an operation on this many bytes; 0 if not measured."""
         return _between(self._rows(self.adding_s), num_bytes) if self.adding_s else 0.0
 
     def _column_s(self, column: Sequence[float], num_bytes: float) -> float:
@@ -103,7 +105,7 @@ class Piecewise:
         """Write the table as JSON; `notes` say where it comes from.
 
         Raises:
-            ValueError: the file cannot be written.
+            ValueError: the file can't be written.
         """
         sizes, seconds = zip(*self.table, strict=True)
         facts = {"format": _FORMAT, "size_bytes": sizes, "seconds": seconds}
@@ -117,10 +119,10 @@ class Piecewise:
 
     @classmethod
     def load(cls, path: str | Path) -> Piecewise:
-        """The table that `save` wrote.
+        """Read a table that `save` wrote.
 
         Raises:
-            ValueError: the file cannot be read or is no such table.
+            ValueError: the file can't be read, or isn't such a table.
         """
         try:
             facts = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -150,7 +152,7 @@ _COLUMNS = ("back_and_forth_s", "both_ways_s", "adding_s")
 
 
 def _between(rows: _Rows, num_bytes: float) -> float:
-    """The time of a size: in the table, on a line between two of it, or beyond it."""
+    """Return the time of a size by interpolation, or extrapolation beyond the table."""
     sizes = [size for size, _ in rows]
     if num_bytes <= sizes[0] or len(sizes) == 1:
         return rows[0][1]
@@ -178,7 +180,7 @@ def _require_rows(rows: _Rows) -> None:
 
 
 def _numbers(values: Any) -> list[float] | None:
-    """A list of nothing but numbers, or None."""
+    """Return a list that contains only numbers, or None."""
     if not isinstance(values, list) or any(
         isinstance(value, bool) or not isinstance(value, int | float)
         for value in values

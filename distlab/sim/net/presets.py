@@ -1,8 +1,8 @@
 """Networks by name, in round figures: they compare kinds of links, not products.
 
-Speeds are the vendors' or the standard's, per direction. Latencies are no data sheet's:
-they are what software sees end to end, to the nearest handy number. Nothing here was
-measured; `distlab calibrate` measures the machine it runs on.
+Speeds are those of the vendor or the standard, per direction. Latencies come from no
+data sheet: they are about what software sees end to end. We measured none of these
+numbers; `distlab calibrate` measures your own machine.
 """
 
 from __future__ import annotations

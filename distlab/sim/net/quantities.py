@@ -35,7 +35,7 @@ _NUMBER = re.compile(
 
 
 def time_words(seconds: float) -> str:
-    """Four digits with a unit: 0.0123 → `12.3 ms`."""
+    """Format a time with four digits and a unit: 0.0123 → `12.3 ms`."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
@@ -43,10 +43,10 @@ def time_words(seconds: float) -> str:
 
 
 def seconds(text: str) -> float:
-    """`10us` → 1e-05.
+    """Read a time: `10us` → 1e-05.
 
     Raises:
-        ValueError: it is no time, is negative, or has no unit known.
+        ValueError: it isn't a time, is negative, or has an unknown unit.
     """
     number, unit = _parts(text, "a time", "10us")
     if not unit and number == 0:
@@ -56,10 +56,10 @@ def seconds(text: str) -> float:
 
 
 def num_bytes(text: str) -> int:
-    """`4MiB` → 4194304; a number without a unit is bytes.
+    """Read a size: `4MiB` → 4194304; a number without a unit is bytes.
 
     Raises:
-        ValueError: it is no size, or the bytes are not an integer.
+        ValueError: it isn't a size, or not an integer number of bytes.
     """
     number, unit = _parts(text, "a size", "4MiB")
     _require_unit(text, unit or "B", "a size", "4MiB", _SIZES)
@@ -70,10 +70,10 @@ def num_bytes(text: str) -> int:
 
 
 def bytes_per_s(text: str) -> float:
-    """`100Gbit` → 1.25e10; `inf` is a wire that needs no time.
+    """Read a speed: `100Gbit` → 1.25e10; `inf` is a wire that takes no time.
 
     Raises:
-        ValueError: it is no speed, or is zero.
+        ValueError: it isn't a speed, or is zero.
     """
     if text.strip() == "inf":
         return math.inf
@@ -87,10 +87,10 @@ def bytes_per_s(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """`1%` → 0.01, and `0.01` → 0.01.
+    """Read a share: `1%` → 0.01, and `0.01` → 0.01.
 
     Raises:
-        ValueError: it is no number from 0 to 1.
+        ValueError: it isn't a number from 0 to 1.
     """
     number, unit = _parts(text, "a share", "1%")
     if unit:
@@ -102,10 +102,10 @@ def share(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """`2.5` → 2.5.
+    """Read a factor: `2.5` → 2.5.
 
     Raises:
-        ValueError: it is no number, or negative.
+        ValueError: it isn't a number, or is negative.
     """
     number, unit = _parts(text, "a number", "2.5")
     _require_unit(text, unit, "a number", "2.5", ("",))
@@ -113,10 +113,10 @@ def factor(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """`8` → 8.
+    """Read a whole number: `8` → 8.
 
     Raises:
-        ValueError: it is not an integer, or it is negative.
+        ValueError: it isn't an integer, or is negative.
     """
     if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
         raise ValueError(f'"{text}" is not an integer')
@@ -124,7 +124,7 @@ def whole(text: str) -> int:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean NEAREST?)`, or nothing where none is near."""
+    """Return ` (did you mean NEAREST?)`, or "" if no known word is similar."""
     names = list(known)
     near = [name for name in names if name.lower() == word.lower()]
     near = near or difflib.get_close_matches(word, names, 1, 0.5)
@@ -132,7 +132,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _parts(text: str, what: str, example: str) -> tuple[Decimal, str]:
-    """The number and the unit behind it."""
+    """Return the number and the unit after it."""
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
         raise ValueError(f'"{text}" is not {what}, such as {example}')

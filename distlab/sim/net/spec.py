@@ -63,7 +63,7 @@ def _field(name: str, read: Callable[[str], Any]) -> Reader:
 
 
 def _nics(text: str) -> dict[str, Any]:
-    """`8x400Gbit`, or `400Gbit` for one."""
+    """Read `8x400Gbit`, or `400Gbit` for one NIC."""
     count, times, speed = text.partition("x")
     if not times:
         count, speed = "1", text
@@ -93,10 +93,10 @@ _KINDS = ("loggp:", "nvlink:N", "table:FILE")
 
 
 def parse_net(text: str) -> Network:
-    """The network that `text` describes; the grammar is at the top of this file.
+    """Return the network that `text` describes; the module documents the grammar.
 
     Raises:
-        ValueError: what is wrong, where, and what is known.
+        ValueError: the message says what is wrong and where, and what is known.
     """
     try:
         return _net(text.strip())
@@ -132,7 +132,7 @@ def _net(text: str) -> Network:
 
 
 def _changed(net: Network, parts: Iterable[str]) -> Network:
-    """`net` with what `parts` say."""
+    """Return `net`, changed as `parts` say."""
     if isinstance(net, LogGP):
         return replace(net, **_facts(parts, _LOGGP))
     if isinstance(net, Fabric):
@@ -142,7 +142,7 @@ def _changed(net: Network, parts: Iterable[str]) -> Network:
 
 
 def _facts(parts: Iterable[str], readers: dict[str, Reader]) -> dict[str, Any]:
-    """All parts, none given twice."""
+    """Return all parts, and refuse one that is given twice."""
     facts: dict[str, Any] = {}
     seen: set[str] = set()
     for name, value in map(_split, parts):
@@ -177,10 +177,10 @@ def _read(name: str, value: str, readers: dict[str, Reader]) -> Any:
 
 
 def parse_faults(text: str) -> Faults:
-    """The faults that `text` describes; the grammar is at the top of this file.
+    """Return the faults that `text` describes; the module documents the grammar.
 
     Raises:
-        ValueError: what is wrong, where, and what is known.
+        ValueError: the message says what is wrong and where, and what is known.
     """
     try:
         return Faults(**_fault_facts(text))
@@ -189,7 +189,7 @@ def parse_faults(text: str) -> Faults:
 
 
 def _fault_facts(text: str) -> dict[str, Any]:
-    """The keywords; what is said of single nodes is gathered."""
+    """Return the keyword arguments, with those for single nodes collected."""
     facts: dict[str, Any] = {}
     for name, value in map(_split, text.split(",")):
         if name in _REPEATED:
@@ -212,7 +212,7 @@ def _fault_facts(text: str) -> dict[str, Any]:
 def _and(
     who: Callable[[str], Node], sign: str, read: Callable[[str], float], example: str
 ) -> Reader:
-    """`3:2.5` → (3, 2.5)."""
+    """Read two values: `3:2.5` → (3, 2.5)."""
 
     def parse(text: str) -> tuple[Node, float]:
         node, found, value = text.partition(sign)
@@ -224,13 +224,13 @@ def _and(
 
 
 def _node(text: str) -> Node:
-    """`3`, or the name of what is no rank."""
+    """Read `3`, or the name of a node that isn't a rank."""
     name = text.strip()
     return name if name.isidentifier() else quantities.whole(name)
 
 
 def _outage(example: str) -> Reader:
-    """`0@0.2s-0.5s` → (0, 0.2, 0.5)."""
+    """Read an outage: `0@0.2s-0.5s` → (0, 0.2, 0.5)."""
 
     def parse(text: str) -> Outage:
         node, at, times = text.partition("@")
@@ -242,7 +242,7 @@ def _outage(example: str) -> Reader:
 
 
 def _span(times: str) -> tuple[float, float]:
-    """`0.1s-0.2s` → (0.1, 0.2)."""
+    """Read two times: `0.1s-0.2s` → (0.1, 0.2)."""
     start, _, end = times.partition("-")
     from_s, to_s = quantities.seconds(start), quantities.seconds(end)
     if to_s <= from_s:
@@ -251,7 +251,7 @@ def _span(times: str) -> tuple[float, float]:
 
 
 def _nodes(text: str) -> tuple[Node, ...]:
-    """`0-3+8+store` → 0, 1, 2, 3, 8, "store"."""
+    """Read nodes: `0-3+8+store` → 0, 1, 2, 3, 8, "store"."""
     found: set[int] = set()
     names: list[str] = []
     for part in text.split("+"):
@@ -268,7 +268,7 @@ def _nodes(text: str) -> tuple[Node, ...]:
 
 
 def _partition(text: str) -> Partition:
-    """`0-3@0.1s-0.2s` → ((0, 1, 2, 3), 0.1, 0.2)."""
+    """Read a partition: `0-3@0.1s-0.2s` → ((0, 1, 2, 3), 0.1, 0.2)."""
     nodes, at, times = text.partition("@")
     if not (at and "-" in times):
         raise ValueError(f'"{text}" is not RANKS@FROM-TO, as in 0-3@0.1s-0.2s')

@@ -1,1 +1,1 @@
-"""Written-down schedules, their formulas, and runs played again with other speeds."""
+"""Explicit schedules, their formulas, and recorded runs replayed with other speeds."""

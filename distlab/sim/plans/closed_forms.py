@@ -38,39 +38,39 @@ from distlab.sim.plans.schedules import require_power_of_two
 
 
 def ring_reduce_scatter_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """All but one step around, each of one chunk; the same for the all-gather.
+    """Return the seconds of n - 1 steps of one chunk; the all-gather takes as long.
 
     Raises:
-        ValueError: the chunks would not be of one size.
+        ValueError: the chunks would differ in size.
     """
     require_equal_chunks(n, num_bytes)
     return (n - 1) * net.message_s(num_bytes / n)
 
 
 def ring_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """A reduce-scatter and an all-gather.
+    """Return the seconds of a reduce-scatter and an all-gather.
 
     Raises:
-        ValueError: the chunks would not be of one size.
+        ValueError: the chunks would differ in size.
     """
     return 2 * ring_reduce_scatter_s(n, num_bytes, net)
 
 
 def recursive_doubling_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """log2 n steps of the full tensor.
+    """Return the seconds of log2 n steps with the full tensor.
 
     Raises:
-        ValueError: n is not a power of two.
+        ValueError: n isn't a power of two.
     """
     require_power_of_two(n, "recursive doubling")
     return math.log2(n) * net.message_s(num_bytes)
 
 
 def rabenseifner_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """log2 n steps there, of S/2, S/4, … S/n, and as many back.
+    """Return the seconds of log2 n steps with S/2, S/4, … S/n, and as many back.
 
     Raises:
-        ValueError: n is not a power of two, or the chunks would not be of one size.
+        ValueError: n isn't a power of two, or the chunks would differ in size.
     """
     require_power_of_two(n, "Rabenseifner's algorithm")
     require_equal_chunks(n, num_bytes)
@@ -79,13 +79,16 @@ def rabenseifner_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
 
 
 def tree_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """A broadcast or a reduce, for any n: the root talks to ⌈log2 n⌉ ranks in turn."""
+    """Return the seconds of a tree whose root talks to ⌈log2 n⌉ ranks in turn.
+
+    This holds for a broadcast and for a reduce, with any n.
+    """
     require_ranks(n)
     return (n - 1).bit_length() * net.message_s(num_bytes)
 
 
 def tree_all_reduce_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """Up the tree and down again."""
+    """Return the seconds to go up the tree and down again."""
     return 2 * tree_s(n, num_bytes, net)
 
 
@@ -96,13 +99,14 @@ def hierarchical_s(
     intra_node: AlphaBeta,
     inter_node: AlphaBeta,
 ) -> float:
-    """An intra-node reduce-scatter and all-gather around inter-node all-reduces.
+    """Return the seconds of inter-node all-reduces within intra-node halves.
 
-    Intra-node, chunks of S / k; inter-node, chunks of S / n. `inter_node` is the link
-    of one rank to the next node: a fraction of a NIC that several ranks share.
+    The intra-node reduce-scatter and all-gather use chunks of S / k, and the inter-node
+    all-reduces use chunks of S / n. `inter_node` is the link of one rank to the next
+    node, which is a fraction of a NIC if several ranks share it.
 
     Raises:
-        ValueError: the chunks would not be of one size.
+        ValueError: the chunks would differ in size.
     """
     require_equal_chunks(nodes * node_size, num_bytes)
     around = 2 * ring_reduce_scatter_s(node_size, num_bytes, intra_node)
@@ -110,7 +114,7 @@ def hierarchical_s(
 
 
 def parameter_server_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """All tensors into rank 0, byte after byte, and as many bytes out of it."""
+    """Return the seconds to send all tensors into rank 0 and as many bytes out."""
     require_ranks(n)
     if n == 1:
         return 0.0
@@ -124,13 +128,14 @@ def gpipe_s(
     backward_s: float,
     hop_s: float = 0.0,
 ) -> float:
-    """The last stage starts p - 1 forwards late, and as late the first gets back.
+    """Return the seconds of GPipe, in which p - 1 forwards and backwards are idle time.
 
-    `hop_s` is one message to the next stage; it goes on while the stages compute.
+    `hop_s` is the time of one message to the next stage, which travels while the stages
+    compute.
 
     Raises:
-        ValueError: fewer than 1 stage or microbatch, or a message that takes longer
-            than the computation that it has to hide behind.
+        ValueError: there is less than 1 stage or microbatch, or a message takes longer
+            than the computation that should hide it.
     """
     require_ranks(stages)
     require_microbatches(microbatches)
@@ -145,10 +150,10 @@ def gpipe_s(
 def one_f_one_b_s(
     stages: int, microbatches: int, forward_s: float, backward_s: float
 ) -> float:
-    """The same bubble as GPipe, where messages take no time.
+    """Return the seconds of 1F1B: the same bubble as GPipe if messages take no time.
 
     Raises:
-        ValueError: fewer than 1 stage or microbatch.
+        ValueError: there is less than 1 stage or microbatch.
     """
     return gpipe_s(stages, microbatches, forward_s, backward_s)
 
@@ -156,11 +161,13 @@ def one_f_one_b_s(
 def interleaved_s(
     stages: int, microbatches: int, chunks: int, forward_s: float, backward_s: float
 ) -> float:
-    """1F1B with `chunks` parts of the model on each rank; a part takes these times.
+    """Return the seconds of 1F1B with `chunks` parts of the model on each rank.
+
+    The times are those of one part.
 
     Raises:
-        ValueError: fewer than 1 stage, microbatch or chunk, or microbatches that do not
-            fall into groups of as many as there are stages.
+        ValueError: there is less than 1 stage, microbatch or chunk, or you can't group
+            the microbatches into as many as there are stages.
     """
     require_ranks(stages)
     require_microbatches(microbatches)
@@ -175,23 +182,28 @@ def interleaved_s(
 
 
 def latency_bound_s(n: int, net: AlphaBeta) -> float:
-    """After r rounds, a rank's result can depend on at most 2^r ranks."""
+    """Return the time of ⌈log2 n⌉ empty messages.
+
+    No rank can be faster, because after r rounds its result depends on at most 2^r
+    ranks.
+    """
     require_ranks(n)
     return (n - 1).bit_length() * net.alpha_s
 
 
 def bandwidth_bound_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """Of an all-reduce: the busiest rank sends at least 2 (n-1)/n · S.
+    """Return the seconds in which the busiest rank sends at least 2 (n-1)/n · S.
 
-    That is the average: each element needs n - 1 messages before the first rank has its
-    sum, and n - 1 until the last rank has it. All ranks together send 2 (n-1) S.
+    In an all-reduce, that is the average. Each element needs n - 1 messages before the
+    first rank has its sum, and n - 1 until the last rank has it, so all ranks together
+    send 2 (n-1) S.
     """
     require_ranks(n)
     return 2 * (n - 1) / n * num_bytes / net.bytes_per_s
 
 
 def all_reduce_bound_s(n: int, num_bytes: int, net: AlphaBeta) -> float:
-    """The greater of the two: no all-reduce is faster."""
+    """Return the larger of the two bounds; no all-reduce is faster."""
     return max(latency_bound_s(n, net), bandwidth_bound_s(n, num_bytes, net))
 
 
@@ -207,7 +219,7 @@ ALL_REDUCES: dict[str, Form] = {
 
 
 def require_ranks(n: int) -> None:
-    """There is at least one.
+    """Require at least one rank.
 
     Raises:
         ValueError: there is none.
@@ -217,7 +229,7 @@ def require_ranks(n: int) -> None:
 
 
 def require_microbatches(count: int) -> None:
-    """There is at least one.
+    """Require at least one microbatch.
 
     Raises:
         ValueError: there is none.
@@ -227,10 +239,10 @@ def require_microbatches(count: int) -> None:
 
 
 def require_equal_chunks(n: int, num_bytes: int) -> None:
-    """The tensor falls into n chunks of one size.
+    """Require that you can split the tensor into n chunks of equal size.
 
     Raises:
-        ValueError: it does not.
+        ValueError: you can't.
     """
     require_ranks(n)
     if num_bytes % n:

@@ -1,7 +1,7 @@
-"""A group that costs nothing to make: some ranks of a Comm, for messages alone.
+"""A group that costs nothing to create: some ranks of a Comm, for messages only.
 
-`new_group` is a collective, and takes its time on a thousand ranks. Where no library
-collective is to be called it is enough to number the ranks anew.
+`new_group` is a collective, which takes a while on a thousand ranks. If you don't call
+library collectives in the group, it's enough to renumber the ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Members(Wrapper):
     """The ranks `members` of `inner`, numbered from 0 in this order.
 
-    This rank is one of them. Messages of different groups between the same two ranks
-    are not told apart but by their tags.
+    This rank must be one of them. If two groups share two ranks, only the tags tell
+    their messages apart.
     """
 
     def __init__(self, inner: Comm, members: Sequence[int]) -> None:
@@ -30,18 +30,18 @@ class Members(Wrapper):
 
     @property
     def rank(self) -> int:
-        """The place of this rank in the group."""
+        """This rank's number in the group."""
         return self._place
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return len(self.members)
 
     def send(
         self, tensor: Tensor, dst: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """See `Comm.send`."""
+        """Implement `Comm.send`."""
         self._inner.send(tensor, self._outer(dst), tag, timeout_s=timeout_s)
 
     def recv(
@@ -52,16 +52,16 @@ class Members(Wrapper):
         *,
         timeout_s: float | None = None,
     ) -> int:
-        """See `Comm.recv`; from a rank that is named."""
+        """Implement `Comm.recv`, but only from a rank that you name."""
         self._inner.recv(tensor, self._outer(src), tag, timeout_s=timeout_s)
         return src
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """See `Comm.isend`."""
+        """Implement `Comm.isend`."""
         return self._inner.isend(tensor, self._outer(dst), tag)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Work:
-        """See `Comm.irecv`."""
+        """Implement `Comm.irecv`."""
         return self._inner.irecv(tensor, self._outer(src), tag)
 
     def sendrecv(
@@ -73,7 +73,7 @@ class Members(Wrapper):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See `Comm.sendrecv`."""
+        """Implement `Comm.sendrecv`."""
         self._inner.sendrecv(
             send_tensor,
             self._outer(dst),

@@ -1,6 +1,6 @@
-"""Pipelines written down: in which order a stage does its forwards and backwards.
+"""Explicit pipelines: the order in which a stage runs its forwards and backwards.
 
-Rank r is stage r. Activations go to the next stage, gradients to the one before.
+Rank r is stage r. Activations go to the next stage, and gradients to the one before.
 
 Source: Y. Huang et al., "GPipe" (2019), figure 2; D. Narayanan et al., "PipeDream"
 (2019), section 3.2, for 1F1B.
@@ -20,23 +20,23 @@ from distlab.sim.plans.schedules import room_for
 
 
 class Stage(Protocol):
-    """What one stage computes; `number` says for which microbatch."""
+    """The computation of one stage; `number` is the microbatch."""
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """The activation for the next stage, of the same shape as `x`."""
+        """Return the activation for the next stage, with the same shape as `x`."""
 
     def backward(self, number: int, grad: Tensor | None) -> Tensor:
-        """The gradient for the stage before.
+        """Return the gradient for the stage before.
 
-        The last stage is given None: its own comes from the loss.
+        The last stage gets None, because its gradient comes from the loss.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStage:
-    """A stage that computes nothing, takes its time over it, and hands on `like`.
+    """A stage that computes nothing, takes its time for that, and passes on `like`.
 
-    `sleep` lets the rank's clock go on by so many seconds.
+    `sleep` moves the rank's clock forward by this many seconds.
     """
 
     forward_s: float
@@ -45,25 +45,25 @@ class TimedStage:
     sleep: Callable[[float], object]
 
     def forward(self, number: int, x: Tensor) -> Tensor:
-        """See `Stage.forward`."""
+        """Implement `Stage.forward`."""
         self.sleep(self.forward_s)
         return self.like
 
     def backward(self, number: int, grad: Tensor | None) -> Tensor:
-        """See `Stage.backward`."""
+        """Implement `Stage.backward`."""
         self.sleep(self.backward_s)
         return self.like
 
 
 def gpipe(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
-    """All forwards, then all backwards. Every rank must hand in as many microbatches.
+    """Run all forwards, then all backwards; all ranks pass equally many microbatches.
 
         stage 0   F0 F1 F2 F3 ·  ·  ·  ·  B0 B1 B2 B3        p = 3, m = 4
         stage 1   ·  F0 F1 F2 F3 ·  ·  B0 B1 B2 B3 ·
         stage 2   ·  ·  F0 F1 F2 F3 B0 B1 B2 B3 ·  ·
 
-    Each stage keeps the activations of all m. Stage 0 uses the values, the others only
-    the shape.
+    Each stage keeps the activations of all m microbatches. Stage 0 uses the values, and
+    the others only the shape.
     """
     pipe = _Pipe(comm, stage, microbatches)
     for number in range(len(microbatches)):
@@ -74,13 +74,14 @@ def gpipe(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
 
 
 def one_f_one_b(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
-    """One forward, one backward in turns, as soon as the first backward can come.
+    """Alternate forwards and backwards, as soon as the first backward can run.
 
         stage 0   F0 F1 F2 ·  ·  B0 F3 B1 ·  B2 ·  B3        p = 3, m = 4
         stage 1   ·  F0 F1 ·  B0 F2 B1 F3 B2 ·  B3 ·
         stage 2   ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 ·  ·
 
-    No faster than GPipe, but stage r keeps the activations of p - r only.
+    This is no faster than GPipe, but stage r keeps the activations of only p - r
+    microbatches.
     """
     m = len(microbatches)
     warmup = min(comm.world_size - 1 - comm.rank, m)
@@ -96,7 +97,7 @@ def one_f_one_b(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> Non
 
 
 class _Pipe:
-    """A stage and its neighbors; a transfer goes on while the stage computes."""
+    """A stage and its neighbors; messages travel while the stage computes."""
 
     def __init__(
         self, comm: Comm, stage: Stage, microbatches: Sequence[Tensor]
@@ -110,13 +111,13 @@ class _Pipe:
         self._sent: list[Work] = []
 
     def forward(self, number: int) -> None:
-        """Take an activation or an input, compute, hand on."""
+        """Receive an activation or take an input, compute, and send the result."""
         arrived = self._activations.take()
         x = self._inputs[number] if arrived is None else arrived
         self._give(self._next, self._stage.forward(number, x))
 
     def backward(self, number: int) -> None:
-        """The same for a gradient, the other way."""
+        """Receive a gradient, compute, and send one to the stage before."""
         grad = self._stage.backward(number, self._grads.take())
         self._give(self._before, grad)
 
@@ -131,7 +132,7 @@ class _Pipe:
 
 
 class _Inbox:
-    """What comes from one neighbor, in order; the next receive is posted ahead."""
+    """Tensors from one neighbor, in order; the next receive is posted in advance."""
 
     def __init__(self, comm: Comm, src: int | None, shapes: Sequence[Tensor]) -> None:
         self._comm, self._src = comm, src
@@ -140,7 +141,7 @@ class _Inbox:
         self._post()
 
     def take(self) -> Tensor | None:
-        """The next tensor; None if there is no such neighbor."""
+        """Return the next tensor, or None if there is no such neighbor."""
         if self._posted is None:
             return None
         work, box = self._posted

@@ -1,4 +1,4 @@
-"""What each rank of a run did, written down without the data: for `replay`."""
+"""Record each rank's steps in a run, without the data, for `replay`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal["compute", "post", "wait"]
 
 
 class RecordedStep(NamedTuple):
-    """Something that one rank did: for how many picoseconds, or with which message."""
+    """A step of one rank: its picoseconds of computation, or its message."""
 
     rank: int
     kind: Kind
@@ -32,7 +32,7 @@ class RecordedStep(NamedTuple):
 
 @dataclass
 class Log:
-    """What one rank did, in order."""
+    """The steps of one rank, in order."""
 
     rank: int
     now_ps: int = 0
@@ -41,14 +41,14 @@ class Log:
     sizes: dict[Name, int] = field(default_factory=dict)  # of what it sends
 
     def reach(self, now_s: float) -> None:
-        """Until now the rank has computed."""
+        """Note that the rank has computed until now."""
         now_ps = picoseconds(now_s)
         if now_ps > self.now_ps:
             self.steps.append(("compute", now_ps - self.now_ps))
         self.now_ps = now_ps
 
     def post(self, is_send: bool, peer: int, tag: int, num_bytes: int) -> Name:
-        """One end of a message is posted; returns the message."""
+        """Note that one end of a message is posted; return the message."""
         src, dst = (self.rank, peer) if is_send else (peer, self.rank)
         channel = (is_send, src, dst, tag)
         name = (src, dst, tag, self.num_posted[channel])
@@ -59,13 +59,13 @@ class Log:
         return name
 
     def wait(self, name: Name, now_s: float) -> None:
-        """Until now the rank has waited for a message."""
+        """Note that the rank has waited for a message until now."""
         self.steps.append(("wait", name))
         self.now_ps = picoseconds(now_s)
 
 
 class Recorder(Wrapper):
-    """Writes down when a rank calls, whom, and what it waits for."""
+    """Records when a rank makes a call, with which peer, and what it waits for."""
 
     def __init__(self, inner: Comm, log: Log) -> None:
         super().__init__(inner)
@@ -97,28 +97,28 @@ class Recorder(Wrapper):
 
 
 class _RecordedWork:
-    """A Work whose wait is written down."""
+    """A Work whose wait is recorded."""
 
     def __init__(self, work: Any, recorder: Recorder, name: Name) -> None:
         self._work, self._recorder, self._name = work, recorder, name
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """See `Work.wait`."""
+        """Implement `Work.wait`."""
         recorder = self._recorder
         recorder.log.reach(recorder.time())
         self._work.wait(timeout_s)
         recorder.log.wait(self._name, recorder.time())
 
     def is_completed(self) -> bool:
-        """See `Work.is_completed`."""
+        """Implement `Work.is_completed`."""
         return bool(self._work.is_completed())
 
 
 def in_order(logs: list[Log]) -> tuple[list[RecordedStep], list[tuple[int, int, int]]]:
-    """All steps, each wait after both its posts, and all messages by number.
+    """Return all steps, with each wait after both posts, and all messages by number.
 
-    A message is (source, destination, bytes). Those that were never received are left
-    out, with their posts.
+    A message is (source, destination, bytes). We leave out messages that were never
+    received, together with their posts.
     """
     posts = Counter(n for log in logs for kind, n in log.steps if kind == "post")
     sizes = {name: size for log in logs for name, size in log.sizes.items()}

@@ -1,17 +1,18 @@
-"""Run a program once, then work out its time under a thousand sets of stragglers.
+"""Run a program once, then compute its time under a thousand sets of stragglers.
 
-What a rank does next depends on the data only in few programs. Where it does not, a run
-is a fixed net of waits, and its times follow from two rules:
+In most programs, the next step of a rank doesn't depend on the data. A run is then a
+fixed net of waits, and its times follow from two rules:
 
     a rank goes on    at the latest of the things that it waits for
     a message ends    at the later of its two ends' calls, plus its own time
 
-Only maxima and sums: so all scenarios can be worked out side by side, as vectors.
-A straggler with factor f computes f times as long, and needs as long for every byte it
-sends or gets; of a message between two, the slower one counts. `Faults` says the same.
+Because these are only maxima and sums, we can compute all scenarios side by side, as
+vectors. A straggler with factor f computes f times as long, and needs f times as long
+for every byte that it sends or receives. For a message between two stragglers, the
+slower one counts. `Faults` defines stragglers in the same way.
 
-It holds as long as no two messages have to take turns on a link, which is checked in
-every scenario: where they would, `replay` refuses.
+This holds as long as no two messages have to take turns on a link. We check that in
+every scenario, and `replay` refuses if they do.
 
 Source: F. Baccelli et al., "Synchronization and Linearity" (1992): max-plus algebra.
 """
@@ -47,7 +48,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One run of a program, as what waited for what."""
+    """One run of a program, as a record of which step waited for which."""
 
     world_size: int
     net: Network
@@ -58,11 +59,13 @@ class Recording:
     messages: list[Hop] = field(repr=False)  # by the numbers in `steps`
 
     def replay(self, factors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Virtual seconds of each scenario; `factors` is scenarios × ranks, 1 is none.
+        """Return each scenario's virtual seconds; `factors` is scenarios × ranks.
+
+        A factor of 1 is no straggler.
 
         Raises:
-            ValueError: a factor that is not above 0, another number of ranks, or a
-                scenario in which two messages would have to take turns on a link.
+            ValueError: a factor isn't above 0, the number of ranks differs, or in one
+                scenario, two messages would have to take turns on a link.
         """
         table = np.atleast_2d(np.asarray(factors, dtype=np.float64))
         if table.ndim != 2 or table.shape[1] != self.world_size:
@@ -108,7 +111,7 @@ class Recording:
                 )
 
     def _meet(self, pace: _Pace, numbers: list[int], starts: list[Times]) -> bool:
-        """Whether two of these messages are on their way at once, in any scenario."""
+        """Return True if two of these messages overlap in any scenario."""
         busy = [pace.message(self.messages[number])[1] for number in numbers]
         start = np.stack([starts[number] for number in numbers], axis=1)
         free = start + np.stack(busy, axis=1)  # (scenarios, messages)
@@ -119,7 +122,7 @@ class Recording:
 
 
 class _Pace:
-    """How long things take in each scenario; each worked out once."""
+    """The durations in each scenario, each of which is computed once."""
 
     def __init__(self, table: npt.NDArray[np.float64], ports: Ports) -> None:
         self.num_scenarios = len(table)
@@ -129,7 +132,7 @@ class _Pace:
         self._messages: dict[Hop, tuple[Times, Times]] = {}
 
     def compute(self, took_ps: int, rank: int) -> Times:
-        """What the rank does in that time when it is no straggler."""
+        """Return how long the rank takes for this if it isn't a straggler."""
         key = (took_ps, rank)
         if key not in self._computing:
             slowed = np.rint(took_ps * self._factors[rank])
@@ -137,7 +140,7 @@ class _Pace:
         return self._computing[key]
 
     def message(self, hop: Hop) -> tuple[Times, Times]:
-        """The message's time, and how much of it keeps its two ends busy."""
+        """Return the message's time, and how much of it keeps its two ends busy."""
         if hop not in self._messages:
             slower = np.maximum(self._factors[hop.src], self._factors[hop.dst])
             sizes = np.rint(hop.num_bytes * slower).astype(np.int64)
@@ -154,10 +157,10 @@ def record(
     net: Network | None = None,
     seed: int = 0,
 ) -> Recording:
-    """Run `program(context, *args)` once and keep what waited for what.
+    """Run `program(context, *args)` once, and record which step waited for which.
 
     Raises:
-        ValueError: the program does not finish, uses collectives or `recv(ANY)`, or its
+        ValueError: the program doesn't finish, uses collectives or `recv(ANY)`, or its
             messages take turns on a link.
     """
     net = net or AlphaBeta()
@@ -189,10 +192,10 @@ def record(
 
 
 def _ports(net: Network, world_size: int) -> Ports:
-    """The ways in and out of each rank, if that is all that messages share.
+    """Return each rank's links in and out, if messages share nothing else.
 
     Raises:
-        ValueError: it is not, or how long one takes depends on others.
+        ValueError: they do, or the time of a message depends on others.
     """
     wires = net.wires(world_size)
     if type(wires) is not Ports:

@@ -1,7 +1,8 @@
-"""Collectives written down: who sends what to whom, and when, from send and recv alone.
+"""Explicit collectives, built from send and recv: who sends what to whom, and when.
 
 Each runs on every transport with real tensors, and in the simulator also with sizes
-alone. There they are oracles: their time is a formula, the one in `closed_forms`.
+only. There they serve as oracles, because their time is known from a formula in
+`closed_forms`.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), sections 4 and 5; P. Patarasuk, X. Yuan, "Bandwidth optimal
@@ -24,10 +25,10 @@ from distlab.comm import Comm
 def ring_reduce_scatter(
     comm: Comm, chunks: Sequence[Tensor], ring: Sequence[int] = ()
 ) -> None:
-    """In place, chunk p of the rank at place p becomes the sum over the ring.
+    """Turn chunk p of the rank at place p into the sum over the ring, in place.
 
-    What the other chunks hold afterwards is of no use. `ring` has the ranks in order;
-    without it, all of them.
+    Afterwards, the other chunks hold no useful values. `ring` has the ranks in order,
+    and defaults to all of them.
 
         place    0           1           2          n = 3, chunks a b c
         step 1   c ────────▶ a ────────▶ b ────────▶ place 0
@@ -48,7 +49,7 @@ def ring_reduce_scatter(
 def ring_all_gather(
     comm: Comm, chunks: Sequence[Tensor], ring: Sequence[int] = ()
 ) -> None:
-    """In place, every rank's chunk p becomes that of the rank at place p.
+    """Fill every rank's chunk p with that of the rank at place p, in place.
 
     place    0           1           2          n = 3, chunks a b c
     step 1   a ────────▶ b ────────▶ c ────────▶ place 0
@@ -63,10 +64,10 @@ def ring_all_gather(
 
 
 def ring_all_reduce(comm: Comm, tensor: Tensor, ring: Sequence[int] = ()) -> None:
-    """In place, `tensor` becomes the sum over all ranks: 2 (n - 1) steps of S / n.
+    """Sum `tensor` over all ranks, in place, with 2 (n - 1) steps of S / n bytes.
 
-    Every rank sends 2 (n - 1) / n · S: no all-reduce has a busiest rank that sends
-    less.
+    Every rank sends 2 (n - 1) / n · S bytes. In any all-reduce, the busiest rank sends
+    at least as much.
     """
     chunks = split(tensor, len(ring) or comm.world_size)
     ring_reduce_scatter(comm, chunks, ring)
@@ -77,15 +78,15 @@ def ring_all_reduce(comm: Comm, tensor: Tensor, ring: Sequence[int] = ()) -> Non
 
 
 def recursive_doubling_all_reduce(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks in log2 n steps, each of the full tensor.
+    """Sum over all ranks in place, in log2 n steps with the full tensor.
 
         distance 1   0 ◀─▶ 1    2 ◀─▶ 3        each pair then has the same sum
         distance 2   0 ◀─────▶ 2   1 ◀─────▶ 3
 
-    No all-reduce has fewer steps, so it suits small tensors.
+    No all-reduce has fewer steps, so this one suits small tensors.
 
     Raises:
-        ValueError: the number of ranks is not a power of two.
+        ValueError: the number of ranks isn't a power of two.
     """
     require_power_of_two(comm.world_size, "recursive doubling")
     box = room_for(tensor)
@@ -98,16 +99,16 @@ def recursive_doubling_all_reduce(comm: Comm, tensor: Tensor) -> None:
 
 
 def rabenseifner_all_reduce(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks: halve and add, then double and collect.
+    """Sum over all ranks in place: halve and add, then double and collect.
 
         reduce-scatter   distance n/2: swap halves, keep one and add the partner's
                          distance n/4: the same with half of that …   → S/n, summed
         all-gather       the same way back, without adding
 
-    Log2 n steps each way, and no more bytes than the ring.
+    It takes log2 n steps each way, and sends no more bytes than the ring.
 
     Raises:
-        ValueError: the number of ranks is not a power of two.
+        ValueError: the number of ranks isn't a power of two.
     """
     require_power_of_two(comm.world_size, "Rabenseifner's algorithm")
     mine, way_back = tensor, []
@@ -129,14 +130,14 @@ def rabenseifner_all_reduce(comm: Comm, tensor: Tensor) -> None:
 
 
 def tree_broadcast(comm: Comm, tensor: Tensor, src: int = 0) -> None:
-    """In place, every rank's `tensor` becomes that of rank `src`, down a binomial tree.
+    """Copy rank `src`'s `tensor` to every rank in place, down a binomial tree.
 
         0 ──▶ 4 ──▶ 6 ──▶ 7      step 1: 0 → 4            counted from src
         │     └───▶ 5            step 2: 0 → 2, 4 → 6
         ├───▶ 2 ──▶ 3            step 3: 0 → 1, 2 → 3, 4 → 5, 6 → 7
         └───▶ 1
 
-    Whoever has it sends it on, so in each step twice as many have it.
+    Every rank that has the tensor passes it on, so each step doubles their number.
     """
     n = comm.world_size
     me = (comm.rank - src) % n
@@ -150,9 +151,9 @@ def tree_broadcast(comm: Comm, tensor: Tensor, src: int = 0) -> None:
 
 
 def tree_reduce(comm: Comm, tensor: Tensor, dst: int = 0) -> None:
-    """On `dst`, in place, the sum over all ranks; on the others, sums of their subtree.
+    """Sum over all ranks in place on `dst`; others end up with their subtree's sum.
 
-    The tree of `tree_broadcast`, upwards: the nearest child first.
+    It uses the tree of `tree_broadcast` upwards, beginning with the nearest child.
     """
     n = comm.world_size
     me = (comm.rank - dst) % n
@@ -168,13 +169,13 @@ def tree_reduce(comm: Comm, tensor: Tensor, dst: int = 0) -> None:
 
 
 def tree_all_reduce(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks: up a tree to rank 0 and down again."""
+    """Sum over all ranks in place, up a tree to rank 0 and down again."""
     tree_reduce(comm, tensor)
     tree_broadcast(comm, tensor)
 
 
 def _subtree(me: int, n: int) -> int:
-    """How many ranks from `me` on its subtree may have: its lowest bit; all for 0."""
+    """Return the size of `me`'s subtree at most: its lowest bit, or all for 0."""
     return me & -me if me else 1 << (n - 1).bit_length()
 
 
@@ -182,7 +183,7 @@ def _subtree(me: int, n: int) -> int:
 
 
 def hierarchical_all_reduce(comm: Comm, tensor: Tensor, node_size: int) -> None:
-    """In place, the sum over all ranks, with few inter-node bytes.
+    """Sum over all ranks in place, with few inter-node bytes.
 
         node 0   0 ─ 1      1. intra-node reduce-scatter: a chunk of the sum each
                  │   │      2. inter-node all-reduce of each chunk, on its rail
@@ -191,7 +192,7 @@ def hierarchical_all_reduce(comm: Comm, tensor: Tensor, node_size: int) -> None:
     Inter-node, each rank sends 2 (q-1) / q of its chunk of S / node_size bytes.
 
     Raises:
-        ValueError: node_size does not divide the number of ranks.
+        ValueError: node_size doesn't divide the number of ranks.
     """
     n = comm.world_size
     if node_size < 1 or n % node_size:
@@ -206,7 +207,7 @@ def hierarchical_all_reduce(comm: Comm, tensor: Tensor, node_size: int) -> None:
 
 
 def parameter_server(comm: Comm, tensor: Tensor) -> None:
-    """In place, the sum over all ranks: all push to rank 0, which sends it back.
+    """Sum over all ranks in place: all send to rank 0, which sends the sum back.
 
     1 ──╲            ╱──▶ 1
     2 ───▶ 0 adds up ───▶ 2
@@ -227,23 +228,23 @@ def parameter_server(comm: Comm, tensor: Tensor) -> None:
 
 
 def split(tensor: Tensor, parts: int) -> Sequence[Tensor]:
-    """Views of so many parts, in order, whose sizes differ by one at most."""
+    """Return views of this many parts, in order, whose sizes differ by at most one."""
     if isinstance(tensor, Tensor):
         return tensor.view(-1).tensor_split(parts)
     return tensor.chunk(parts)  # of a size without content
 
 
 def room_for(tensor: Tensor) -> Tensor:
-    """Something to receive a message of that size into."""
+    """Return a buffer into which you can receive a message of that size."""
     # A size without content has nothing that would be overwritten.
     return torch.empty_like(tensor) if isinstance(tensor, Tensor) else tensor
 
 
 def require_power_of_two(n: int, what: str) -> None:
-    """Some schedules pair ranks up, again and again.
+    """Require a power of two, because some schedules pair ranks again and again.
 
     Raises:
-        ValueError: n is not 1, 2, 4, 8, …
+        ValueError: n isn't 1, 2, 4, 8, …
     """
     if n < 1 or n & (n - 1):
         raise ValueError(f"{what} needs 2, 4, 8, … ranks, not {n}")
