@@ -109,6 +109,7 @@ def _launch(
         backend=config.communication_backend
         or ("nccl" if torch.cuda.is_available() else "gloo"),
         log_dir=log_dir,
+        explain_hangs=True,
         **nodes,
     )
 

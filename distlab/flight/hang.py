@@ -189,7 +189,33 @@ def disagreement(records: Records, calls: dict[int, Call]) -> Hang | None:
     """What these calls of one number of a group differ in; None if they agree."""
     group = next(iter(calls.values())).group
     differ = _differ(calls, ())
-    return _mismatch(records, group, calls, *differ) if differ else None
+    if differ:
+        return _mismatch(records, group, calls, *differ)
+    for rank, call in calls.items():
+        for other, its in calls.items():
+            given, taken = _given(call, other, group), _taken(its, rank, group)
+            if given != taken:
+                text = (
+                    f"rank {rank} gives rank {other} {given} elements in "
+                    f"{_described(call)}, but rank {other} takes {taken} in "
+                    f"{_described(its)}"
+                )
+                number = f"call {call.number} of {records.name(group)}"
+                return Hang(
+                    kind="mismatch",
+                    sentence=f"{number}: {text}",
+                    calls={rank: call, other: its},
+                    differ="size",
+                )
+    return None
+
+
+def _given(call: Call, other: int, group: Group) -> int | None:
+    return call.gives[group[1].index(other)] if call.gives else None
+
+
+def _taken(call: Call, other: int, group: Group) -> int | None:
+    return call.takes[group[1].index(other)] if call.takes else None
 
 
 def _is_root(call: Call) -> bool:

@@ -179,6 +179,8 @@ def _of_act(rank: int, act: Mapping[str, Any], number: int | None = None) -> Cal
         tag=tag,
         root=act["root"],
         reduce_op=act["reduce_op"] or None,
+        takes=tuple(act["takes"]),
+        gives=tuple(act["gives"]),
     )
 
 
@@ -365,8 +367,9 @@ def _at_the_call(
         calls[other["rank"]] = _of_act(other["rank"], {**act, **other}, number)
     for other_rank, dump in records.dumps.items():
         for call in dump.calls:
-            if call.group == calls[rank].group and call.number == number:
-                calls.setdefault(other_rank, call)
+            is_same = call.group == calls[rank].group and call.number == number
+            if is_same and other_rank not in calls and not call.gives:
+                calls[other_rank] = call
     hang = disagreement(records, dict(sorted(calls.items())))
     if hang is None:
         return None

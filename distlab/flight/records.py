@@ -91,6 +91,9 @@ class Call:
     tag: int = 0
     root: int | None = None
     reduce_op: str | None = None
+    takes: tuple[int, ...] = ()
+    gives: tuple[int, ...] = ()
+    """Of an all-to-all: elements from and for each member, where that is known."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -59,6 +59,8 @@ class Agreement:
                 "place": act.place,
                 "inputs": act.inputs[:_SHOWN],
                 "outputs": act.outputs[:_SHOWN],
+                "takes": act.takes,
+                "gives": act.gives,
             }
         ).encode()
         text = text if len(text) <= _SLOT - _HEAD.size else b"{}"
@@ -74,12 +76,18 @@ class Agreement:
                 continue
             theirs = base + (rank - self._local.start) * _SLOT * _KEPT
             n, k, like, length = _HEAD.unpack_from(self._memory, theirs)
-            if n == number and k == key and like != is_like:
-                start = theirs + _HEAD.size
-                with contextlib.suppress(ValueError):
-                    other = json.loads(self._memory[start : start + length])
-                    if _HEAD.unpack_from(self._memory, theirs)[0] == number and other:
-                        act.others.append(other)
+            if n != number or k != key or (like == is_like and not act.gives):
+                continue
+            start = theirs + _HEAD.size
+            with contextlib.suppress(ValueError):
+                other = json.loads(self._memory[start : start + length])
+                is_whole = _HEAD.unpack_from(self._memory, theirs)[0] == number
+                if (
+                    is_whole
+                    and other
+                    and (like != is_like or _unlike(act, self._rank, other))
+                ):
+                    act.others.append(other)
 
 
 def _told(act: Act) -> dict[str, Any]:
@@ -95,6 +103,16 @@ def _told(act: Act) -> dict[str, Any]:
         "root": act.root,
         "reduce_op": act.reduce_op,
     }
+
+
+def _unlike(act: Act, rank: int, other: dict[str, Any]) -> bool:
+    """Return True if an all-to-all doesn't give a rank as much as it takes, or back."""
+    me, them = act.members.index(rank), act.members.index(other["rank"])
+    try:
+        gives, takes = other["gives"][me], other["takes"][me]
+        return bool(gives != act.takes[them] or takes != act.gives[them])
+    except IndexError:
+        return False
 
 
 def create(num_local: int) -> str:

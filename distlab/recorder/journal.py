@@ -85,6 +85,9 @@ class Act:
     dtype: str = ""
     root: int | None = None
     reduce_op: str = ""
+    takes: list[int] = field(default_factory=list)
+    gives: list[int] = field(default_factory=list)
+    """Of an all-to-all: elements from and for each member."""
     place: Place | None = None
     created_ns: int = 0
     gives_up: bool = False
@@ -199,6 +202,8 @@ class Journal:
             place=place_of(sys._getframe(1)),
             created_ns=time.time_ns(),
         )
+        if op in _EXCHANGES:
+            act.takes, act.gives = _exchanged(args, len(members))
         compare = self.compare
         if compare is not None:
             self._sit(act, lambda: compare(act))
@@ -342,6 +347,7 @@ class Journal:
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
 _TWO_SIDED = (
     *("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"),
     *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor"),
@@ -364,3 +370,18 @@ def _sizes(values: Sequence[Any]) -> tuple[Sizes, str]:
     for value in values:
         take(value)
     return sizes, dtypes[0] if dtypes else ""
+
+
+def _exchanged(args: Sequence[Any], num_members: int) -> tuple[list[int], list[int]]:
+    """Return how many elements an all-to-all takes from, and gives to, each member."""
+    found: list[list[int]] = []
+    for side, splits in ((0, 2), (1, 3)):
+        value = args[side] if len(args) > side else []
+        if isinstance(value, list | tuple):
+            found.append([tensor.numel() for tensor in value])
+            continue
+        rows = value.shape[0] if value.dim() else 1
+        given = args[splits] if len(args) > splits else None
+        each = list(given) if given else [rows // num_members] * num_members
+        found.append([num * (value.numel() // max(1, rows)) for num in each])
+    return found[0], found[1]

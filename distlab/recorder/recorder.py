@@ -365,6 +365,8 @@ def _act(act: Act) -> dict[str, Any]:
         "dtype": act.dtype,
         "root": act.root,
         "reduce_op": act.reduce_op,
+        "takes": act.takes,
+        "gives": act.gives,
         "place": act.place,
         "created_ns": act.created_ns,
         "gives_up": act.gives_up,
