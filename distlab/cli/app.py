@@ -18,6 +18,7 @@ from typing import Annotated, ParamSpec
 import typer
 from typer.core import TyperCommand
 
+from distlab.cli.audit import audit
 from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
@@ -240,6 +241,7 @@ verb(panel=MORE)(train)
 verb(panel=MORE)(chaos)
 verb(panel=MORE, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)
+verb(panel=MORE, cls=ScriptCommand)(audit)
 
 
 @verb(panel=MORE)

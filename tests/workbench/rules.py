@@ -24,7 +24,7 @@ FLOORS = {
     "dtensors": 1, "attached": 1, "recorder": 1,
     "sim": 2, "runner": 2, "launch": 2, "flight": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
-    "run": 3, "simulated": 3, "training": 3, "walkthroughs": 4,
+    "run": 3, "audit": 3, "simulated": 3, "training": 3, "walkthroughs": 4,
     "tutor": 4, "chaos": 4,
     "cli": 5,
     "__main__": 6,

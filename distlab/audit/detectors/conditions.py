@@ -1,0 +1,175 @@
+"""Collectives that only some ranks call, and calls that don't fit together.
+
+How it knows: the simulator proves that ranks wait for calls that never come, or that
+ranks bring unlike tensors. The ranks' logs of calls, forward() and backward() are laid
+beside each other, and the first place where they part is the candidate. Of the lines
+that ranks are on there, the finding names the one under an `if` that asks for the rank
+(that is read from the source); else the one that the other ranks never reach; else the
+one that fewer ranks are on. A call made while a state is collected is `save-needs-all`.
+`new_group` must be called by all ranks, so it is reported without a hang too.
+Silent: if the run came to its end and no group was made by a part of the ranks, because
+ranks may well call the same collective on different lines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from distlab.audit import source
+from distlab.audit.findings import Finding
+from distlab.audit.log import Event, Log
+from distlab.audit.places import Place
+from distlab.audit.play import Trouble
+from distlab.audit.trial import Trial, same, some_ranks
+
+_STATE = ("state_dict", "full_tensor", "dcp.save", "checkpoint", "consolidate", "save(")
+
+Call = tuple[str, Place | None]
+
+
+def find(trial: Trial) -> Iterator[Finding]:
+    """Return at most one finding."""
+    many = trial.many
+    if many.outcome == "deadlock":
+        yield from _stuck(trial)
+    elif many.outcome == "raised":
+        yield from _unlike(trial)
+    elif many.is_whole:
+        yield from _partial_groups(trial)
+
+
+def _calls(log: Log) -> list[tuple[Call, Event]]:
+    """Return what other ranks have to answer, in order."""
+    found = []
+    for event in log.of("collective", "forward", "backward"):
+        if event.kind == "collective" and event["collective"]:
+            found.append(((event["op"], event.at), event))
+        elif event.kind == "forward" and event["ddp"] is not None:
+            found.append((("forward", event.at), event))
+        elif event.kind == "backward":
+            found.append((("backward", event.at), event))
+    return found
+
+
+def _stuck(trial: Trial) -> Iterator[Finding]:
+    logs, n = trial.logs, trial.world_size
+    sequences = [_calls(log) for log in logs]
+    stuck = {t.rank: t for t in trial.many.troubles}
+    longest = max(map(len, sequences), default=0)
+    parted = None
+    for index in range(longest):
+        calls = [s[index][0] if index < len(s) else None for s in sequences]
+        if not same(list(calls)):
+            parted = index
+            break
+    places: dict[int, tuple[str, Place] | None] = {}
+    for rank in range(n):
+        place = None
+        if parted is not None and parted < len(sequences[rank]):
+            op, at = sequences[rank][parted][0]
+            place = (op, at) if at is not None else None
+        elif rank in stuck:
+            waits = stuck[rank].at
+            place = ("a collective", waits) if waits is not None else None
+        places[rank] = place
+    candidates = Counter(place for place in places.values() if place is not None)
+    if not candidates:
+        return
+    chosen = _chosen(candidates, sequences, n)
+    op, at = chosen
+    ranks = [rank for rank, place in places.items() if place == chosen]
+    saving = _is_saving(at, sequences, ranks, parted) or _stuck_saving(stuck, at)
+    others = [rank for rank in range(n) if rank not in ranks]
+    yield Finding(
+        at,
+        "save-needs-all" if saving else "rank-condition",
+        f"only {some_ranks(ranks, n)} of {n} calls {op} there"
+        + _elsewhere(places, others, n, stuck)
+        + f"; the run ended in a deadlock: {trial.many.explanation}",
+        "let all ranks collect the state, and one write it"
+        if saving
+        else "let all ranks make the call, or none",
+    )
+
+
+def _chosen(
+    candidates: Counter[tuple[str, Place]], sequences: Sequence[object], n: int
+) -> tuple[str, Place]:
+    def order(item: tuple[tuple[str, Place], int]) -> tuple[bool, int, int]:
+        (op, place), count = item
+        del op
+        reached = sum(
+            any(call[0][1] == place for call in sequence)  # type: ignore[attr-defined]
+            for sequence in sequences
+        )
+        return not source.is_under_rank_condition(place), reached, count
+
+    return min(candidates.items(), key=order)[0]
+
+
+def _elsewhere(
+    places: dict[int, tuple[str, Place] | None],
+    others: list[int],
+    n: int,
+    stuck: dict[int, Trouble],
+) -> str:
+    if not others:
+        return ""
+    rank = others[0]
+    place = places[rank]
+    if place is not None:
+        return f", {some_ranks(others, n)} {place[0]} at {place[1]}"
+    ended = "waits elsewhere" if rank in stuck else "is at its end"
+    return f", rank {rank} {ended}"
+
+
+def _is_saving(
+    at: Place, sequences: Sequence[object], ranks: list[int], parted: int | None
+) -> bool:
+    if parted is not None:
+        for rank in ranks:
+            calls: list[tuple[Call, Event]] = sequences[rank]  # type: ignore[assignment]
+            if parted < len(calls) and calls[parted][1].facts.get("saving"):
+                return True
+    text = source.line(at)
+    return any(word in text for word in _STATE)
+
+
+def _stuck_saving(stuck: dict[int, Trouble], at: Place) -> bool:
+    return any(t.saving for t in stuck.values() if t.at == at)
+
+
+def _unlike(trial: Trial) -> Iterator[Finding]:
+    first = next((t for t in trial.many.troubles if t.kind == "ValueError"), None)
+    if first is None or first.at is None or " called " not in first.said:
+        return
+    yield Finding(
+        first.at,
+        "rank-condition",
+        f"the ranks' calls don't fit together: {first.said}",
+        "let all ranks make the same call on tensors of the same shape and dtype",
+    )
+
+
+def _partial_groups(trial: Trial) -> Iterator[Finding]:
+    made = [
+        [e for e in log.of("collective") if e["op"] == "new_group"]
+        for log in trial.logs
+    ]
+    counts = [len(events) for events in made]
+    if len(set(counts)) < 2:
+        return
+    rank = counts.index(max(counts))
+    lines = Counter(e.at for e in made[rank])
+    lines.subtract(Counter(e.at for e in made[counts.index(min(counts))]))
+    at = next((place for place, count in lines.items() if count > 0 and place), None)
+    if at is not None:
+        yield Finding(
+            at,
+            "rank-condition",
+            f"rank {rank} makes {max(counts)} groups, rank "
+            f"{counts.index(min(counts))} makes {min(counts)}: on real ranks, "
+            "new_group waits for all",
+            "call new_group on all ranks, members or not",
+        )

@@ -1,0 +1,101 @@
+"""An evaluation that counts samples which the sampler repeated to make shares equal.
+
+How it knows: a loader that no optimizer step followed was passed over by a distributed
+sampler whose share is padded, and a reduction of a few numbers came after it.
+Silent: if one of the reduced numbers is the true number of samples (then the padding
+was left out), if all of them are what one rank gets alone, if the results were gathered
+(they may be cut to length there), or if nothing was reduced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from distlab.audit.findings import Finding
+from distlab.audit.log import Event, Log
+from distlab.audit.trial import Trial, epochs, training_loaders
+
+_REDUCING = frozenset({"all_reduce", "reduce"})
+_GATHERING = frozenset(
+    (
+        *("all_gather", "gather", "all_gather_object", "gather_object"),
+        *("all_gather_into_tensor",),
+    )
+)
+
+
+def find(trial: Trial) -> Iterator[Finding]:
+    """Return a finding per evaluation."""
+    logs = trial.pair.logs
+    training = training_loaders(logs[0])
+    for made in logs[0].of("loader"):
+        number, replicas = made["number"], made["replicas"]
+        if number in training or not made["distributed"] or replicas < 2:
+            continue
+        passes = [epochs(log, number) for log in logs]
+        if not all(p and p[0].is_whole and p[0].length for p in passes):
+            continue
+        length = passes[0][0].length or 0
+        read = sum(len(p[0].indices or ()) for p in passes)
+        if read <= length:
+            continue
+        following = [_reduced_after(log, number) for log in logs]
+        if not all(following) or any(_gathered_after(log, number) for log in logs):
+            continue
+        if _is_right(trial, following, number, length):
+            continue
+        at = following[0][0].at
+        if at is not None:
+            yield Finding(
+                at,
+                "padded-evaluation",
+                f"the ranks evaluated {read} samples, but there are {length}: the "
+                f"sampler made at {made.at} repeats {read - length}",
+                "leave the repeated samples out, and divide by the true number",
+            )
+
+
+def _after(log: Log, number: int) -> list[Event]:
+    """Return the collectives between the first pass over a loader and the next pass."""
+    found: list[Event] = []
+    inside = False
+    for event in log.of("epoch", "epoch_end", "collective", "step"):
+        if event.kind == "epoch" and event["loader"] == number and not inside:
+            inside = True
+        elif event.kind in ("epoch", "step") and inside and found:
+            break
+        elif event.kind == "collective" and inside:
+            found.append(event)
+    return found
+
+
+def _reduced_after(log: Log, number: int) -> list[Event]:
+    after = _after(log, number)
+    return [e for e in after if e["op"] in _REDUCING and e["values"]]
+
+
+def _gathered_after(log: Log, number: int) -> bool:
+    return any(e["op"] in _GATHERING for e in _after(log, number))
+
+
+def _is_right(
+    trial: Trial, following: list[list[Event]], number: int, length: int
+) -> bool:
+    sums = [
+        [sum(column) for column in zip(*(e["values"] for e in row), strict=False)]
+        for row in zip(*following, strict=False)
+    ]
+    if any(math.isclose(value, length) for row in sums for value in row):
+        return True
+    if trial.one is None:
+        return False
+    alone = _reduced_after(trial.one.logs[0], number)
+    if not alone or len(alone) != len(sums):
+        return False
+    means = [event["reduce"] == "AVG" for event in following[0]]
+    return all(
+        math.isclose(value / (trial.world_size if mean else 1), own, rel_tol=1e-6)
+        for row, event, mean in zip(sums, alone, means, strict=True)
+        for value, own in zip(row, event["values"], strict=False)
+    )

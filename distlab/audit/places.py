@@ -1,0 +1,49 @@
+"""The line of the user's own code that is running, however deep torch is below it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Return True for code that is neither Python's, nor installed, nor distlab's."""
+    from distlab.sim.torch.belongings import is_library
+
+    return not file.startswith("<") and not is_library(Path(file))
+
+
+def here() -> Place | None:
+    """Return the innermost line of the user's code on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return Place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def path_here() -> tuple[tuple[str, str, int], ...]:
+    """Return (function, file, line) of this thread's frames, the innermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        frames.append((code.co_name, code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(frames)

@@ -1,0 +1,145 @@
+"""Run a script on ranks with the hooks on, in a process of its own; return the logs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.audit.log import Event, Log
+from distlab.audit.places import Place, is_users
+from distlab.runner import Cluster, Limits, RankContext
+
+if TYPE_CHECKING:
+    from distlab.sim.torch.script import Script
+
+WALL_S = 120.0
+MEMORY_GIB = 8
+_MOST_OUTPUT = 4000  # characters of what rank 0 printed
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A rank that did not come to its end: what it says, and the user's line."""
+
+    rank: int
+    said: str
+    at: Place | None
+    kind: str = ""
+    saving: str = ""
+
+
+@dataclass
+class Played:
+    """One run: the ranks' logs and how it ended."""
+
+    world_size: int
+    outcome: str
+    explanation: str
+    logs: list[Log] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    output: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank came to its end."""
+        return self.outcome == "finished"
+
+
+def play(
+    cluster: Cluster,
+    script: Script,
+    world_size: int,
+    folder: Path,
+    *,
+    double: bool = False,
+    wall_s: float = WALL_S,
+) -> Played:
+    """Run the script on simulated ranks; `double` makes float64 the default dtype."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "script": (script.target, script.args, script.is_module),
+        "world_size": world_size,
+        "folder": str(folder),
+        "double": double,
+    }
+    limits = Limits(seconds=wall_s, memory_bytes=MEMORY_GIB << 30)
+    done = cluster.run(simulate, 1, settings, limits=limits, journal=False)
+    path = folder / "played.pickle"
+    if done.outcome != "finished" or not path.is_file():
+        error = done.ranks[0].error
+        said = f"{error.type}: {error.message}" if error else done.explanation
+        return Played(world_size, done.outcome, said, output=done.ranks[0].output)
+    with path.open("rb") as file:
+        played: Played = pickle.load(file)
+    return played
+
+
+# ── in the process that simulates ───────────────────────────────────────────────────
+
+
+def simulate(context: RankContext, settings: dict[str, Any]) -> None:
+    """Run all ranks of the script here, and write what they did into the folder."""
+    import torch
+
+    from distlab.audit import watching
+    from distlab.sim.torch.script import Script, run_script
+
+    folder = Path(settings["folder"])
+    world_size = settings["world_size"]
+    torch.set_num_threads(1)
+    if settings["double"]:
+        torch.set_default_dtype(torch.float64)
+    logs: dict[int, Log] = {}
+
+    @contextmanager
+    def around(rank: int) -> Iterator[None]:
+        with watching.watched(rank, world_size, folder) as log:
+            logs[rank] = log
+            yield
+
+    with watching.installed():
+        done = run_script(Script(*settings["script"]), world_size, around=around)
+    for log in logs.values():
+        log.events += _from_workers(log)
+    played = Played(
+        world_size,
+        done.outcome,
+        done.explanation,
+        [logs[rank] for rank in sorted(logs)],
+        [trouble for trouble in map(_trouble, done.ranks) if trouble],
+        done.ranks[0].output[-_MOST_OUTPUT:],
+    )
+    with (folder / "played.pickle").open("wb") as file:
+        pickle.dump(played, file)
+
+
+def _trouble(record: Any) -> Trouble | None:
+    if record.status == "finished":
+        return None
+    if record.error is not None:
+        frames = record.error.frames
+        said = f"{record.error.type}: {record.error.message}"
+        return Trouble(record.rank, said, _users(frames), record.error.type)
+    waits = record.waiting or {}
+    frames = [*record.stack, (waits.get("file", ""), waits.get("line", 0))]
+    return Trouble(record.rank, record.status, _users(frames), record.status)
+
+
+def _users(frames: Any) -> Place | None:
+    for file, line in reversed(list(frames)):
+        if is_users(file):
+            return Place(file, line)
+    return None
+
+
+def _from_workers(log: Log) -> Iterator[Event]:
+    for path in sorted(Path(log.folder).glob(f"rank{log.rank}-*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            note = json.loads(line)
+            note["made"] = {k: p and Place(*p) for k, p in note["made"].items()}
+            yield Event("fetch", None, 0, note)

@@ -1,0 +1,44 @@
+"""What `distlab audit` prints: each finding with its line, then the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from distlab.audit.run import Report
+from distlab.terminal import WIDTH
+
+Lines = Iterator[tuple[str, str]]
+
+
+def page(report: Report, folder: Path) -> Lines:
+    """Return (style, line) pairs; places are shown relative to `folder`."""
+    real = [finding for finding in report.findings if not finding.is_note]
+    for finding in report.findings:
+        style = "dim" if finding.is_note else "fail"
+        yield style, f"{finding.shown_at(folder)}  {finding.name}"
+        yield from _wrapped("plain", finding.said)
+        if finding.advice:
+            yield from _wrapped("dim", f"→ {finding.advice}")
+    for note in report.notes:
+        yield "dim", f"note: {note}"
+    n = report.world_size
+    if not real:
+        yield "pass", f"✓ no mistake found on {n} ranks"
+    else:
+        count = "1 finding" if len(real) == 1 else f"{len(real)} findings"
+        yield "fail", f"✗ {count} on {n} ranks"
+
+
+def _wrapped(style: str, text: str) -> Lines:
+    import textwrap
+
+    for line in textwrap.wrap(
+        text,
+        WIDTH - 4,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        yield style, line

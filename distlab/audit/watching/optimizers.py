@@ -1,0 +1,78 @@
+"""Optimizers: where they were made, and weights and gradients at each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import optimizer as optimizers
+
+from distlab.audit.fingerprints import print_of
+from distlab.audit.log import Memory, current
+from distlab.audit.watching.patches import Patches
+
+
+def watch(patches: Patches) -> None:
+    """Install the hooks."""
+    patches.observe(optimizers.Optimizer, "__init__", after=_made)
+    patches.keep(optimizers.register_optimizer_step_pre_hook(_before))
+    patches.keep(optimizers.register_optimizer_step_post_hook(_after))
+
+
+def _made(memory: Memory, _: None, it: Any, *args: Any, **kwargs: Any) -> None:
+    memory.log.add(
+        "optimizer",
+        number=memory.number(it),
+        kind=type(it).__name__,
+        lr=[float(group.get("lr", 0.0)) for group in it.param_groups],
+    )
+
+
+def name_of(memory: Memory, parameter: Any, at: str) -> str:
+    """Return the name of a parameter, or its place in the optimizer."""
+    return memory.names.get(id(parameter), at)
+
+
+def _before(it: Any, args: Any, kwargs: Any) -> None:
+    memory = current()
+    if memory is None:
+        return
+    memory.in_step = True
+    weights, gradients, sharded = {}, {}, False
+    born = {}
+    for g, group in enumerate(it.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            name = name_of(memory, parameter, f"param_groups[{g}][{i}]")
+            sharded = sharded or hasattr(parameter, "to_local")
+            weights[name] = print_of(parameter)
+            born[name] = memory.born.get(id(parameter))
+            if parameter.requires_grad:
+                grad = parameter.grad
+                gradients[name] = None if grad is None else print_of(grad)
+    memory.log.add(
+        "step",
+        number=memory.number(it),
+        kind=type(it).__name__,
+        lr=[float(group["lr"]) for group in it.param_groups if "lr" in group],
+        weights=weights,
+        gradients=gradients,
+        sharded=sharded,
+        born=born,
+        after={},
+    )
+
+
+def _after(it: Any, args: Any, kwargs: Any) -> None:
+    memory = current()
+    if memory is None:
+        return
+    number = memory.number(it)
+    steps = [e for e in memory.log.events[-50:] if e.kind == "step"]
+    for event in reversed(steps):
+        if event["number"] == number:
+            for g, group in enumerate(it.param_groups):
+                for i, parameter in enumerate(group["params"]):
+                    name = name_of(memory, parameter, f"param_groups[{g}][{i}]")
+                    event["after"][name] = print_of(parameter)
+            break
+    memory.log.num_steps += 1
+    memory.in_step = False
