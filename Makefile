@@ -16,66 +16,66 @@ endif
 
 .PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
 
-help:  ## this list
+help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
-demo: .venv/.ready  ## four processes train together and arrive at the same weights
+demo: .venv/.ready  ## train with four processes and get the same weights as with one
 	@$(PY) -m distlab demo
 
 # UNIT is a path or a name: `make test UNIT=trainer` runs the tests that name it.
 UNIT ?=
-test: .venv/.ready  ## the tests of the workbench and the solutions; UNIT=trainer for a part
+test: .venv/.ready  ## run the usual tests, or only those for one unit with UNIT=trainer
 	@if [ -z "$(UNIT)" ]; then $(PYTEST) -m "not slow" --durations 5 $(REPORT); \
 	elif [ -e "$(UNIT)" ]; then $(PY) -m pytest -p no:nbval "$(UNIT)"; \
 	else $(PYTEST) -m "not slow" -k "$(UNIT)"; fi
 
-test-slow: .venv/.ready  ## what `make test` leaves out: end to end, real torchrun
+test-slow: .venv/.ready  ## run the slow tests: whole runs, and a real torchrun
 	@$(PYTEST) -m "slow and not own" --durations 20 $(REPORT)
 
-test-touched: .venv/.ready  ## the catalogue of what changed, five minutes of it
+test-touched: .venv/.ready  ## grade wrong solutions for changed units, for five minutes
 	@$(PY) -m distlab mutants --touched --minutes 5
 
-test-failed: .venv/.ready  ## those that failed the last time once more, one by one
+test-failed: .venv/.ready  ## run the tests that failed last time again, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none
 
-test-all: test test-slow test-touched  ## all three
+test-all: test test-slow test-touched  ## run test, test-slow and test-touched
 
-test-tracking: .venv/.ready-tracking  ## real MLflow, TensorBoard and Prometheus client
+test-tracking: .venv/.ready-tracking  ## test with real MLflow, TensorBoard and Prometheus
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \
 	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
 
-test-manifests: .venv/.ready-manifests  ## Kubernetes and compose files, against their schemas
+test-manifests: .venv/.ready-manifests  ## validate the Kubernetes and compose files
 	@$(PY) -m pytest tests/deployment/test_manifests.py
 
-test-slurm: .venv/.ready  ## the batch scripts on two virtual nodes (root; slurm-wlm, munge)
+test-slurm: .venv/.ready  ## test batch scripts on two nodes (needs root, slurm-wlm, munge)
 	@$(PY) -m pytest tests/deployment/test_slurm.py
 
-test-docker: .venv/.ready  ## the compose file's two containers (root; docker.io, docker-compose)
+test-docker: .venv/.ready  ## test the compose file (needs root, docker.io, docker-compose)
 	@$(PY) -m pytest -rs tests/deployment/test_docker.py
 
-test-trainer: .venv/.ready  ## the capstone: engines, each switch alone, kill and resume
+test-trainer: .venv/.ready  ## test the capstone's engines and options, and resuming it
 	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py
 
 # The range is in pyproject.toml; .venv has the release that install.py finds first.
 TORCH ?= 2.14
-test-torch: .venv-torch-$(TORCH)/.ready  ## what rests on torch, on another release: TORCH=2.11
+test-torch: .venv-torch-$(TORCH)/.ready  ## test with another release of torch: TORCH=2.11
 	@.venv-torch-$(TORCH)/bin/python -m pytest -p no:nbval tests/workbench/test_sim_torch*.py \
 	  tests/workbench/test_comm*.py tests/workbench/test_torch*.py \
 	  tests/workbench/test_distributed*.py
 
-test-ray: .venv-ray/.ready  ## Ray Train and Ray Tune with two real workers
+test-ray: .venv-ray/.ready  ## test Ray Train and Ray Tune with two real workers
 	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py tests/engines/test_ray_tune.py
 
-test-horovod: .venv-horovod/.ready  ## Horovod, which is built first, beside torch's DDP
+test-horovod: .venv-horovod/.ready  ## build Horovod and compare it with torch's DDP
 	@.venv-horovod/bin/python -m pytest tests/engines/test_horovod.py
 
-test-deepspeed: .venv-deepspeed/.ready  ## DeepSpeed's ZeRO stages 0 to 3, beside torch's DDP
+test-deepspeed: .venv-deepspeed/.ready  ## compare DeepSpeed's ZeRO with torch's DDP
 	@.venv-deepspeed/bin/python -m pytest tests/engines/test_deepspeed.py
 
-test-tensorflow: .venv-tensorflow/.ready  ## TensorFlow with two ranks, beside torch's DDP
+test-tensorflow: .venv-tensorflow/.ready  ## compare TensorFlow with torch's DDP
 	@.venv-tensorflow/bin/python -m pytest tests/engines/test_tensorflow.py
 
-check: .venv/.ready-dev  ## style, types, and whether generated files are up to date
+check: .venv/.ready-dev  ## check style, types, and that generated files are up to date
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
@@ -85,30 +85,30 @@ check: .venv/.ready-dev  ## style, types, and whether generated files are up to 
 	done
 
 # The site has an environment to itself too, without torch: it is built in a minute.
-docs: .venv-docs/.ready  ## the documentation as a site in site/, every link checked
+docs: .venv-docs/.ready  ## build the documentation site in site/ and check its links
 	@.venv-docs/bin/python docs/site/build.py
 
-test-docs: .venv-docs/.ready  ## that site in a browser, on a phone and on a desktop
+test-docs: .venv-docs/.ready  ## test the documentation site in phone and desktop browsers
 	@[ -e site/index.html ] || .venv-docs/bin/python docs/site/build.py
 	@.venv-docs/bin/python -m pytest -rs tests/site
 
-templates: .venv/.ready  ## write the templates anew from the solutions
+templates: .venv/.ready  ## generate the templates from the solutions
 	@$(PY) -m distlab templates
 
-figures: .venv/.ready  ## draw the pictures of the guidelines
+figures: .venv/.ready  ## draw the figures for the guidelines
 	@for module in $(FIGURES); do $(PY) -m $$module || exit 1; done
 
-mutants: .venv/.ready  ## every wrong solution must be rejected, every right one accepted
+mutants: .venv/.ready  ## check that wrong solutions are rejected and right ones accepted
 	@$(PY) -m distlab mutants --generated --stamp
 
-ablation: .venv/.ready  ## take out each assertion of the checks; a verdict must change
+ablation: .venv/.ready  ## remove each assertion in turn and require a verdict to change
 	@$(PY) benchmarks/ablation.py
 
-notebooks: .venv/.ready  ## run the walkthroughs; what they print must be as it was
+notebooks: .venv/.ready  ## run the walkthroughs and compare their output with before
 	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
 	  phase*/walkthrough.ipynb
 
-bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machine
+bench: .venv/.ready  ## run all benchmarks, ideally on a quiet machine
 	@$(PY) -m distlab bench verdict
 	@$(PY) -m distlab bench hang
 	@$(PY) -m distlab bench sim
@@ -125,13 +125,13 @@ bench: .venv/.ready  ## every figure with a bar, measured; best on a quiet machi
 	@$(PY) -m distlab bench engines
 	@$(PY) -m distlab bench scaling
 
-chaos: .venv/.ready  ## every fault at every moment of a real training; many minutes
+chaos: .venv/.ready  ## inject every fault at every moment of a real run (takes long)
 	@$(PY) -m distlab chaos --html chaos.html
 
-nodes: .venv/.ready  ## two nodes in network namespaces: a step at 100 Mbit, six ways
+nodes: .venv/.ready  ## time a step between two nodes at 100 Mbit, in six ways
 	@$(PY) benchmarks/nodes.py
 
-soak: .venv/.ready  ## the reference passes 20 times in a row under CPU load
+soak: .venv/.ready  ## check that the reference passes 20 times under CPU load
 	@$(PY) benchmarks/soak.py --times 20
 
 # install.py exits with 1 when pip gave up before it wrote anything: the environment is

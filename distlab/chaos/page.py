@@ -45,9 +45,9 @@ def page(results: Sequence[CellResult], campaign: Campaign, setting: Setting) ->
     setup = (
         f"{setting.num_ranks} ranks, {setting.num_steps} steps on the digits, a "
         f"checkpoint every {setting.save_every} steps, seed {setting.seed}. "
-        "A time is from the fault to the next step of all ranks; then the weights "
-        "must be those of an unbroken run, bit for bit, and every sample of an epoch "
-        "must have been used once."
+        "Each time runs from the fault to every rank's next step. At the end, the "
+        "weights must be bit-for-bit the same as in an unbroken run, and every sample "
+        "of an epoch must have been used once."
     )
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -31,9 +31,10 @@ DEFECTS = {
     "lost_checkpoints": (LOST,),
 }
 LEGEND = (
-    "seconds: from the fault to the next step of all ranks, then the weights of an",
-    "unbroken run · went on: no restart, the same weights · refused: stopped in one",
-    "line · –: cannot happen · *: not played",
+    "A number is the time in seconds from the fault to every rank's next step, in runs",
+    "that ended with the right weights. went on: the run needed no restart and has the",
+    "right weights · refused: it stopped with one line that says why · –: can't happen",
+    "· *: not run",
 )
 Cells = dict[str, CellResult]
 
@@ -130,20 +131,20 @@ def in_a_line(mode: str, results: Sequence[CellResult]) -> str:
     p50, p95, most = (quantile(seconds, q) for q in (0.5, 0.95, 1.0))
     steps = quantile([one.num_lost for one in own], 0.5)
     return (
-        f"`{mode}`, from the fault to the next step of all ranks: n = {len(own)}, p50 "
-        f"{p50:.2f} s, p95 {p95:.2f} s, max {most:.2f} s; {steps:g} steps done again "
-        "(median)."
+        f"Recoveries with `{mode}` (n = {len(own)}) took {p50:.2f} s (p50), "
+        f"{p95:.2f} s (p95) or {most:.2f} s (max) from the fault to every rank's next "
+        f"step, and they repeated {steps:g} steps (median)."
     )
 
 
 def reasons(campaign: Campaign) -> list[str]:
     """List the cells that weren't run and those that can't happen, with the reasons."""
     lines = [
-        f"not played: {_count(cells)} ({_names(cells)}): {why}"
+        f"not run: {_count(cells)} ({_names(cells)}), because {why}"
         for why, cells in campaign.not_played.items()
     ]
     lines += [
-        f"cannot happen: {_count(cells)} ({_names(cells)}): {why}"
+        f"can't happen: {_count(cells)} ({_names(cells)}), because {why}"
         for why, cells in campaign.senseless.items()
     ]
     return lines

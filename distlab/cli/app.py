@@ -40,15 +40,20 @@ app = typer.Typer(
     help="Learn distributed training from scratch: build it, break it, watch it run.",
 )
 
-Code = Annotated[str, typer.Option(help="Run this code: mine, reference, or a file.")]
+Code = Annotated[
+    str, typer.Option(help="Whose code to run: mine, reference, or a file of yours.")
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
 Ranks = Annotated[
-    list[int] | None, typer.Option("-n", help="Number of ranks; can be repeated.")
+    list[int] | None, typer.Option("-n", help="Number of ranks. Can be repeated.")
 ]
 TaskName = Annotated[
-    str, typer.Argument(help="Number, id or name; the current task by default.")
+    str,
+    typer.Argument(
+        help="A task's number, id or name. The default is the current task."
+    ),
 ]
 
 
@@ -56,9 +61,9 @@ OVERVIEW = """\
 Learn distributed training from scratch: build it, break it, watch it run.
 
   distlab start     take a 15-minute tour that ends at your first task
-  distlab watch     check your code whenever you save
-  distlab check     check a task (1.4), a phase, or the current task now
-  distlab hint      get a question, then the principle, the steps, near-code
+  distlab watch     check your code every time you save it
+  distlab check     check the current task, or a task such as 1.4, or a phase
+  distlab hint      get hints: a question, the principle, the steps, near-code
   distlab trace     draw the last failing run
   distlab status    show how far you've come
 
@@ -127,8 +132,8 @@ def _reason(error: OSError) -> str:
 
 def _our_fault(error: Exception) -> str:
     return (
-        f"this is a mistake in distlab, not in your code: {type(error).__name__}: "
-        f"{error} (DISTLAB_TRACEBACK=1 shows where)"
+        f"this is a bug in distlab, not in your code: {type(error).__name__}: "
+        f"{error} (to see the traceback, set DISTLAB_TRACEBACK=1)"
     )
 
 
@@ -147,7 +152,7 @@ def start() -> int:
 
 @verb()
 def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
-    """Check your code whenever you save it."""
+    """Check your code every time you save it."""
     from distlab.cli.watch import watch
 
     return watch(task, worlds=n or [], as_json=as_json)
@@ -157,19 +162,20 @@ def watch(task: TaskName = "", n: Ranks = None, as_json: Json = False) -> int:
 def check(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(help="Tasks, such as 1.4, or a phase, such as 1."),
+        typer.Argument(help="One or more tasks, such as 1.4, or a phase, such as 1."),
     ] = None,
     phase: Annotated[
-        int | None, typer.Option(help="Check all tasks of a phase.")
+        int | None, typer.Option(help="Check all tasks of this phase.")
     ] = None,
     code: Code = "mine",
     as_json: Json = False,
     n: Ranks = None,
     seed: Annotated[
-        int | None, typer.Option(help="Repeat a verdict that named this seed.")
+        int | None,
+        typer.Option(help="Reproduce a verdict by passing the seed that it printed."),
     ] = None,
 ) -> int:
-    """Check one task, several, a whole phase, or by default the current task."""
+    """Check the current task, or the tasks or the phase that you name."""
     from distlab.cli.check import check
 
     return check(
@@ -181,10 +187,14 @@ def check(
 def hint(
     task: TaskName = "",
     level: Annotated[
-        int | None, typer.Option(help="1 to 4; one deeper than last time by default.")
+        int | None,
+        typer.Option(
+            help="How much the hint gives away, from 1 to 4. The default is one level "
+            "deeper than last time."
+        ),
     ] = None,
 ) -> int:
-    """Get a hint: first a question, then the principle, the steps, and near-code."""
+    """Get a hint that goes deeper each time, from a question to almost the code."""
     from distlab.cli.hint import hint
 
     return hint(task, level=level)
@@ -192,7 +202,7 @@ def hint(
 
 @verb()
 def trace() -> int:
-    """Draw the last failing run: who sent what, and who is waiting for whom."""
+    """Draw the last failing run to show who sent what and who was waiting for whom."""
     from distlab.cli.trace import trace
 
     return trace()
@@ -201,10 +211,10 @@ def trace() -> int:
 @verb()
 def status(
     all_phases: Annotated[
-        bool, typer.Option("--all", help="Show every phase, not only the current one.")
+        bool, typer.Option("--all", help="Show every phase, not just the current one.")
     ] = False,
     route: Annotated[
-        str, typer.Option(help="Show one route only: ddp, llm or survive.")
+        str, typer.Option(help="Show only this route: ddp, llm or survive.")
     ] = "",
 ) -> int:
     """Show how far you've come and which task is next."""
@@ -224,11 +234,13 @@ def demo(
     phase: Annotated[
         int,
         typer.Option(
-            help="1; 2: 2 × 2 ranks; 3: your library; 4: a slow rank and a SIGKILL."
+            help="Which phase's demo to run: 1 trains one model on four processes, 2 "
+            "trains on 2 × 2 ranks, 3 uses your library, and 4 has a slow rank and a "
+            "SIGKILL."
         ),
     ] = 1,
 ) -> int:
-    """Train on digits with four processes, and get the same weights as with one."""
+    """Train on digits with four processes and get the same weights as with one."""
     from distlab.cli.demo import demo
 
     return demo(world_size=n, epochs=epochs, code=code, as_json=as_json, phase=phase)
@@ -247,11 +259,16 @@ verb(panel=MORE, cls=ScriptCommand)(audit)
 @verb(panel=MORE)
 def explain(
     asked: Annotated[
-        str, typer.Argument(help="A name, a question, or an error that you paste.")
+        str,
+        typer.Argument(
+            help="A name, a question in your own words, or an error message."
+        ),
     ] = "",
-    every: Annotated[bool, typer.Option("--all", help="List every name.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every name that has an explanation.")
+    ] = False,
 ) -> int:
-    """Explain a concept, the last verdict or an error of torch; answer a question."""
+    """Explain a concept, the last verdict or a torch error, or answer a question."""
     from distlab.cli.explain import explain, piped
 
     return explain(asked or piped(), every=every)
@@ -273,15 +290,19 @@ def run_script(context: typer.Context) -> None:
 @verb("explain-hang", panel=MORE)
 def explain_hang(
     files: Annotated[
-        list[Path], typer.Argument(help="One dump per rank, or their folder.")
+        list[Path],
+        typer.Argument(help="One dump per rank, or the folder that contains them."),
     ],
     ranks: Annotated[
         int,
-        typer.Option(help="How many ranks the job had, if the last one left no dump."),
+        typer.Option(
+            help="Total number of ranks. You only need this if the last rank left no "
+            "dump."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> int:
-    """Why a job hung, from the dumps of torch's flight recorder."""
+    """Find out why a job hung, from the dumps of torch's flight recorder."""
     from distlab.cli.explain_hang import explain_hang
 
     return explain_hang(files, num_ranks=ranks, as_json_object=as_json)
@@ -292,11 +313,11 @@ def guide(
     name: Annotated[
         str,
         typer.Argument(
-            help="A task, such as 1.4, or a unit; the current task by default."
+            help="A task, such as 1.4, or a unit. The default is the current task."
         ),
     ] = "",
 ) -> int:
-    """Open the page that explains a task."""
+    """Open the guide page that explains a task."""
     from distlab.cli.guide import guide
 
     return guide(name)
@@ -313,16 +334,22 @@ def mcp() -> int:
 @verb(panel=MORE)
 def quiz(
     phase: Annotated[
-        int, typer.Argument(help="Number of a phase; the current one by default.")
+        int,
+        typer.Argument(help="The phase to ask about. The default is the current one."),
     ] = 0,
     answers: Annotated[
-        str | None, typer.Option(help="All answers at once, separated by semicolons.")
+        str | None,
+        typer.Option(help="Give all your answers at once, separated by semicolons."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Ask with the same numbers again.")
+        int | None,
+        typer.Option(
+            help="Get the same numbers in the questions again, by passing the seed "
+            "that the quiz printed."
+        ),
     ] = None,
 ) -> int:
-    """Answer a phase's questions; your answers stay on this machine, ungraded."""
+    """Answer questions about a phase. They aren't graded and stay on this machine."""
     from distlab.cli.quiz import quiz
 
     return quiz(phase, answers=answers, seed=seed)
@@ -330,16 +357,21 @@ def quiz(
 
 @verb(panel=MORE)
 def hunt(
-    milestone: Annotated[str, typer.Argument(help="A milestone, such as 1.7.")] = "",
+    milestone: Annotated[
+        str, typer.Argument(help="The milestone task to hunt at, such as 1.7.")
+    ] = "",
     line: Annotated[
-        int | None, typer.Option(help="The line that you think is wrong.")
+        int | None, typer.Option(help="Number of the line that you think is wrong.")
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Hunt before the milestone has passed.")
+        bool,
+        typer.Option("--anyway", help="Hunt even before the milestone has passed."),
     ] = False,
-    new: Annotated[bool, typer.Option("--new", help="Another one.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start a new hunt with another mistake.")
+    ] = False,
 ) -> int:
-    """Find the one wrong line in a finished solution."""
+    """Find the one line that is wrong in a finished solution."""
     from distlab.cli.hunt import hunt
 
     return hunt(milestone, line=line, anyway=anyway, new=new)
@@ -348,12 +380,16 @@ def hunt(
 @verb(panel=MORE)
 def drill(
     seed: Annotated[
-        int | None, typer.Option(help="Inject the same fault again.")
+        int | None,
+        typer.Option(
+            help="Inject the same fault again, by passing the seed that the drill "
+            "printed."
+        ),
     ] = None,
     code: Code = "mine",
     as_json: Json = False,
 ) -> int:
-    """Break a real training run, and see whether your 4.12 can tell what went wrong."""
+    """Break a real training run and see if your task 4.12 can tell what went wrong."""
     from distlab.cli.drill import drill
 
     return drill(seed=seed, code=code, as_json=as_json)
@@ -361,13 +397,17 @@ def drill(
 
 @verb("score-test", panel=MORE)
 def score_test(
-    name: Annotated[str, typer.Argument(help="A unit or one of its tasks.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(help="The unit that your tests are for, or one of its tasks."),
+    ] = "",
     file: Annotated[
-        str, typer.Option(help="Score the tests in this file instead.")
+        str,
+        typer.Option(help="Score the tests in this file instead of the unit's file."),
     ] = "",
     as_json: Json = False,
 ) -> int:
-    """Score your own tests by the wrong solutions that they catch."""
+    """Score your own tests by how many wrong solutions they catch."""
     from distlab.cli.score_test import score_test
 
     return score_test(name, file=file, as_json=as_json)
@@ -375,12 +415,17 @@ def score_test(
 
 @verb(panel=MORE)
 def use(
-    side: Annotated[str, typer.Argument(help="mine, reference or auto.")] = "",
+    side: Annotated[
+        str, typer.Argument(help="Whose code to run: mine, reference or auto.")
+    ] = "",
     names: Annotated[
-        list[str] | None, typer.Argument(help="Units or tasks; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="The units or tasks that this applies to. The default is all of them."
+        ),
     ] = None,
 ) -> int:
-    """Choose whose code runs where several units work together."""
+    """Choose whose code runs when several units work together."""
     from distlab.cli.use import use
 
     return use(side, names or [])
@@ -391,14 +436,18 @@ def diff(
     task: Annotated[
         str,
         typer.Argument(
-            help="A task's number, id or name. By default the last checked."
+            help="A task's number, id or name. The default is the task that you "
+            "checked last."
         ),
     ] = "",
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Show it even before the task has passed.")
+        bool,
+        typer.Option(
+            "--anyway", help="Show the comparison even before the task has passed."
+        ),
     ] = False,
 ) -> int:
-    """Compare your function with the reference's once it has passed."""
+    """Compare your function with the reference solution once it has passed."""
     from distlab.cli.diff import diff
 
     return diff(task, anyway=anyway)
@@ -406,9 +455,11 @@ def diff(
 
 @verb(panel=MORE)
 def update(
-    unit: Annotated[str, typer.Argument(help="The unit. All by default.")] = "",
+    unit: Annotated[
+        str, typer.Argument(help="The unit to update. The default is all of them.")
+    ] = "",
 ) -> int:
-    """Move your code into newer templates, and keep the old files beside them."""
+    """Move your code into newer templates, and keep your old files as backups."""
     from distlab.cli.update import update
 
     return update(unit)
@@ -416,11 +467,15 @@ def update(
 
 @verb(panel=MORE)
 def calibrate(
-    out: Annotated[str, typer.Option(help="Where to write the table.")] = "",
-    seconds: Annotated[float, typer.Option(help="How many seconds to measure.")] = 20.0,
+    out: Annotated[
+        str, typer.Option(help="Write the table of measurements to this file.")
+    ] = "",
+    seconds: Annotated[
+        float, typer.Option(help="How long to measure, in seconds.")
+    ] = 20.0,
     as_json: Json = False,
 ) -> int:
-    """Measure this machine's link for the simulator, then test its predictions."""
+    """Measure this machine's link, then test the simulator's predictions with it."""
     from distlab.cli.calibrate import calibrate
 
     return calibrate(out=out, seconds=seconds, as_json=as_json)
@@ -430,11 +485,11 @@ def calibrate(
 def doctor(
     ranks: Annotated[
         int | None,
-        typer.Option(help="Only test whether N ranks can talk to each other."),
+        typer.Option(help="Only test if this many ranks can talk to each other."),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Find out whether this machine can run the course and, if it can't, why."""
+    """Check if this machine can run the course, and say what to fix if it can't."""
     if ranks is not None:
         from distlab.cli.doctor_ranks import doctor_of_ranks
 
@@ -446,9 +501,11 @@ def doctor(
 
 @verb(panel=MORE)
 def reset(
-    unit: Annotated[str, typer.Argument(help="A unit, such as collectives.")] = "",
+    unit: Annotated[
+        str, typer.Argument(help="The unit to reset, such as collectives.")
+    ] = "",
 ) -> int:
-    """Start a unit's file over, and keep the old file beside it."""
+    """Replace your file for a unit with a fresh template, and keep a backup."""
     from distlab.cli.reset import reset
 
     return reset(unit)

@@ -16,7 +16,7 @@ _PATIENCE_S = 10.0  # for a benchmark that was told to stop
 
 
 def names(root: Path = Path(__file__).parents[2]) -> list[str]:
-    """The benchmarks of a checkout."""
+    """List the benchmarks of a checkout."""
     # What begins with _ belongs to a benchmark beside it; record_* measures nothing, it
     # makes the recorded runs of a task.
     found = {path.stem for path in (root / "benchmarks").glob("[!_]*.py")}
@@ -57,7 +57,7 @@ def bench(
     sign = (
         ""
         if as_json
-        else f"measuring {name}; this takes minutes and needs a quiet machine"
+        else f"measuring {name}, which takes minutes and needs a quiet machine"
     )
     if sign:
         show([("dim", sign)])

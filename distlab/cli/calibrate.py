@@ -38,7 +38,9 @@ def calibrate(
         ValueError: the time is invalid, or we can't write the file.
     """
     if not 0 < seconds <= _MOST_S:
-        raise ValueError(f"--seconds {seconds:g}: choose more than 0, up to 3600")
+        raise ValueError(
+            f"--seconds {seconds:g}: choose a number above 0 and up to 3600"
+        )
     path = _writable(Path(out) if out else _own_file())
     problem = _no_loopback()
     if problem:
@@ -50,7 +52,7 @@ def calibrate(
     from distlab.sim.calibration.calibrate import calibrate as measure
 
     try:
-        sign = waiting(f"measuring, about {seconds:g} s in all", quiet=as_json)
+        sign = waiting(f"measuring for about {seconds:g} s in total", quiet=as_json)
         with sign, Cluster(preload=(TRAINS,)) as cluster:
             found = measure(cluster, seconds, plan=plan)
     except RunnerError as error:
@@ -124,7 +126,7 @@ def _writable(path: Path) -> Path:
             Piecewise.load(path)
         except ValueError:
             raise ValueError(
-                f"{shown(path)} exists and isn't a link table; choose another --out"
+                f"{shown(path)} exists but isn't a link table; choose another --out"
             ) from None
     return path
 
@@ -197,9 +199,9 @@ def proof_lines(found: Calibration) -> list[tuple[str, str]]:
         ("", ""),
         (
             "",
-            "  error of the simulator's predictions by size; its table has neither",
+            "  error of the simulator's predictions by size, for algorithms and sizes",
         ),
-        ("", "  these algorithms nor these sizes"),
+        ("", "  that its table doesn't contain"),
         ("", ""),
         ("dim", f"  {'ranks':>5}  {'algorithm':<20}{head}"),
         *(

@@ -24,33 +24,43 @@ MOST_RANKS = 4
 _Only = Annotated[
     str,
     typer.Option(
-        help="Run cells whose id contains this, as in kill-rank-0@save/restart."
+        help="Run only the cells whose id contains this text, such as "
+        "kill-rank-0@save/restart."
     ),
 ]
 
 
 def chaos(
     only: _Only = "",
-    seed: Annotated[int, typer.Option(help="Seed that picks ranks and steps.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed that decides which ranks and steps are hit.")
+    ] = 0,
     code: Annotated[
         str, typer.Option(help="Whose units to run: mine or reference.")
     ] = ("reference"),
-    n: Annotated[int, typer.Option("-n", help="Number of ranks, 2 to 4.")] = 3,
-    html: Annotated[str, typer.Option(help="Write the page to this file.")] = "",
+    n: Annotated[int, typer.Option("-n", help="Number of ranks, from 2 to 4.")] = 3,
+    html: Annotated[
+        str, typer.Option(help="Write the results to this file as an HTML page.")
+    ] = "",
     out: Annotated[
         str,
         typer.Option(
-            help="Keep the JSON here, and skip the cells that it already has."
+            help="Save the results to this JSON file, and skip any cells that it "
+            "already contains."
         ),
     ] = "",
     docs: Annotated[
-        str, typer.Option(help="Only put this file's JSON into docs/chaos.md.")
+        str,
+        typer.Option(
+            help="Run nothing. Only update docs/chaos.md from the results in this JSON "
+            "file."
+        ),
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> int:
-    """Kill, freeze, starve and cut off a real training, and check how it ends."""
+    """Kill, freeze, starve and cut off ranks of a real run, and check how it ends."""
     if docs:
         return write_docs(Path(docs))
     from distlab.chaos.campaign import Player, campaign_of
@@ -88,8 +98,8 @@ def _play_aloud(
 
     cells = campaign.played
     lines = (
-        f"{processes(setting.num_ranks)} train on the digits: {setting.num_steps} "
-        f"steps, a checkpoint every {setting.save_every}.",
+        f"{processes(setting.num_ranks)} train on the digits for {setting.num_steps} "
+        f"steps and save a checkpoint every {setting.save_every}.",
         f"Something goes wrong in each of {len(cells)} runs, which take about "
         f"{_minutes(len(cells))} min on a quiet machine.",
         "",

@@ -116,7 +116,7 @@ def chosen(
         ValueError: an unknown name, or names as well as a phase.
     """
     if names and phase is not None:
-        raise ValueError("name a phase or tasks, not both")
+        raise ValueError("name either a phase or tasks, but not both")
     if phase is not None:
         return curriculum.tasks_of(phase)
     if names:
@@ -152,9 +152,11 @@ def _in_file(
     named, known = shown(Path(code)), ", ".join(units)
     if not others:
         raise ValueError(
-            f"{named} defines no function that a task of the course asks for"
+            f"{named} doesn't define any function that a task of the course asks for"
         )
-    raise ValueError(f"{named} defines no function of these tasks, only of {known}")
+    raise ValueError(
+        f"{named} doesn't define any function of these tasks, only functions of {known}"
+    )
 
 
 def remember(
@@ -177,7 +179,10 @@ def what_helps(
     if verdict.status == "pass" and worlds:
         counts = command(f"check {verdict.number}")
         return [
-            ("dim", f"  it counts once it passes with every number of ranks: {counts}")
+            (
+                "dim",
+                f"  it only counts if it passes with all numbers of ranks: {counts}",
+            )
         ]
     if verdict.status == "pass":
         return next_task(curriculum, progress, verdict.id)

@@ -13,21 +13,21 @@ from distlab.data.make import make as make_folder
 from distlab.data.problems import counted
 
 Row = tuple[str, str]
-"""A line of output, with its style in front."""
+"""A line of output: its style, then its text."""
 
 _NAMED = 10  # of each kind, without --all
 _WIDE = 16
 _OTHER_KINDS = {
-    "empty class": "a class without an image, which can't be learned",
-    "missing class": "a class that train has and this split doesn't",
-    "unknown class": "a class that train lacks, so its images have no label",
-    "unknown suffix": "a file whose name isn't an image's; not used",
+    "empty class": "a class without any images, so it can't be learned",
+    "missing class": "a class that train has but this split doesn't",
+    "unknown class": "a class that isn't in train, so its images have no label",
+    "unknown suffix": "skipped, because the name isn't that of an image",
     "damaged shard": "everything after the damage is lost",
-    "no class": "a sample whose .cls is missing or not a number; not used",
-    "no image": "a sample without an image; not used",
-    "several images": "a sample with several images and no way to choose; not used",
-    "not a file": "a link or a sparse file in a shard; not used",
-    "no images": "the split cannot be used",
+    "no class": "skipped, because .cls is missing or isn't a number",
+    "no image": "skipped, because the sample has no image",
+    "several images": "skipped, because we can't tell which image to use",
+    "not a file": "skipped, because it's a link or a sparse file",
+    "no images": "the split can't be used",
 }
 
 

@@ -9,33 +9,49 @@ import typer
 
 
 def data(
-    action: Annotated[str, typer.Argument(help="make or check.")],
+    action: Annotated[
+        str, typer.Argument(help="What to do with the folder: make or check.")
+    ],
     folder: Annotated[Path, typer.Argument(help="The folder with the images.")],
     kind: Annotated[
-        str, typer.Option("--from", help="make: digits, photos or fashion-mnist.")
+        str,
+        typer.Option(
+            "--from",
+            help="For make: which images to use, digits, photos or fashion-mnist.",
+        ),
     ] = "digits",
     images: Annotated[
-        int, typer.Option(help="make: at most this many images; all by default.")
+        int,
+        typer.Option(
+            help="For make: use at most this many images. The default is all of them."
+        ),
     ] = 0,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="check: exit with code 1 if there is a problem."),
+        typer.Option(
+            "--strict", help="For check: exit with code 1 if there is any problem."
+        ),
     ] = False,
     every: Annotated[
         bool,
-        typer.Option("--all", help="check: name every file, not just ten of a kind."),
+        typer.Option(
+            "--all",
+            help="For check: list all files with a problem, not just ten of each kind.",
+        ),
     ] = False,
     workers: Annotated[
         int,
         typer.Option(
-            "-j", "--workers", help="check: number of processes that decode images."
+            "-j",
+            "--workers",
+            help="For check: number of processes that decode images.",
         ),
     ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> int:
-    """Make an image folder in ImageNet's layout, or find the problems in one."""
+    """Create an image folder in ImageNet's layout, or check one for problems."""
     if action == "make":
         from distlab.cli.data import make
 

@@ -82,10 +82,10 @@ def _check(order: Order) -> None:
         raise ValueError(f"--track {order.track}: choose mlflow")
     if not 0 <= order.rate < math.inf:
         raise ValueError(
-            f"--cost-per-worker-hour {order.rate:g}: choose a number from 0 on"
+            f"--cost-per-worker-hour {order.rate:g}: choose 0 or a larger number"
         )
     if order.max_cost is not None and not 0 <= order.max_cost < math.inf:
-        raise ValueError(f"--max-cost {order.max_cost:g}: choose a number from 0 on")
+        raise ValueError(f"--max-cost {order.max_cost:g}: choose 0 or a larger number")
     order.monitor.check()
     _check_checkpoints(order)
     if order.save:
@@ -109,12 +109,12 @@ def _check_checkpoints(order: Order) -> None:
         raise ValueError(f"--checkpoint {folder} is a file; name a folder") from None
     except OSError as error:
         raise ValueError(
-            f"--checkpoint {folder} cannot be listed: {error.strerror}"
+            f"--checkpoint {folder} can't be listed: {error.strerror}"
         ) from error
     if not order.resume and any(map(_IS_MANIFEST, names)):
         raise ValueError(
-            f"--checkpoint {folder} has checkpoints of another training; pass --resume "
-            "to continue it, or name another folder"
+            f"--checkpoint {folder} contains checkpoints from another run; pass "
+            "--resume to continue it, or name another folder"
         )
 
 
@@ -185,13 +185,13 @@ class _Training:
         most, rate = self._order.max_cost, self._order.rate
         if self._order.as_json and most is None:
             return
-        with waiting("measuring how long the start and messages take"):
+        with waiting("measuring how long startup and messages take"):
             probed = self._probe(cluster)
         expected = estimate(self._config, data, probed)
         if most is not None and expected.cost(rate) > most:
             raise ValueError(
-                f"--max-cost {most:g}: this training is expected to cost "
-                f"{expected.cost(rate):.2g}: choose fewer epochs or ranks"
+                f"--max-cost {most:g}: this run is expected to cost "
+                f"{expected.cost(rate):.2g}, so choose fewer epochs or ranks"
             )
         if self._order.as_json:
             return
@@ -205,10 +205,10 @@ class _Training:
 
         if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
             return []  # the line of the code says it, or there is nothing to say
-        return ["  evaluate  the reference's, until you have written task 1.13"]
+        return ["  evaluate  we use the reference's until you have written task 1.13"]
 
     def _probe(self, cluster: Cluster) -> Probe | None:
-        """Measure the start and the messages; None if the ranks can't tell."""
+        """Measure how long startup and messages take; None if the ranks fail."""
         from distlab.runner import RunnerError
         from distlab.training.ddp import PRELOADS
         from distlab.training.ddp_code import is_reference
@@ -315,7 +315,7 @@ class _Training:
             return 11
         warn(
             f"the ranks did not finish: {error}; "
-            f"`{command('check 1.11')}` tells you more"
+            f"run `{command('check 1.11')}` to find out more"
         )
         return 1
 

@@ -33,7 +33,7 @@ class MonitorOrder:
 
     @property
     def idle_s(self) -> float:
-        """Seconds without a sign of any rank after which a run is ended."""
+        """Return for how many seconds all ranks may be silent before we end the run."""
         if self.hang_after_s is not None:
             return self.hang_after_s
         return _HANG_AFTER_S if self.folder else math.inf
@@ -101,7 +101,7 @@ class Monitoring:
         return Monitored(log_every_n_steps=every, profile=profile)
 
     def autopsy(self, reason: str, lines: Sequence[str]) -> None:
-        """Write down why the run didn't finish; warn if that fails."""
+        """Record why the run didn't finish, or warn if we can't."""
         from distlab.monitor.jsonl import write_autopsy
 
         try:

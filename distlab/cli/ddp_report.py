@@ -20,12 +20,12 @@ from distlab.training.ddp_tracking import Tracked
 _MOST_EPOCHS = 12  # rows of the table
 
 CONCEPTS = (
-    ("each rank read its own samples", "not-sharded"),
-    ("of one shuffle that all ranks share", "own-shuffle-per-rank"),
-    ("all started from rank 0's weights", "unequal-start"),
-    ("every step used the mean gradient of all", "sum-not-mean"),
-    ("so the weights are equal, bit for bit", "own-gradient-only"),
-    ("one accuracy, counted over all ranks", "local-metrics"),
+    ("each rank read only its own samples", "not-sharded"),
+    ("all ranks shared the same shuffle", "own-shuffle-per-rank"),
+    ("all ranks started from rank 0's weights", "unequal-start"),
+    ("every step used the mean gradient", "sum-not-mean"),
+    ("the ranks' weights stayed equal", "own-gradient-only"),
+    ("the accuracy counts all ranks' samples", "local-metrics"),
 )
 """Facts that a run demonstrates, each with its name for `distlab explain`."""
 
@@ -68,8 +68,8 @@ def _left_out(config: DdpConfig) -> list[str]:
     if config.global_batch_size % config.world_size == 0:
         return []
     return [
-        f"            of {config.global_batch_size}, because fit takes equally many on "
-        "each rank and leaves out the rest"
+        f"            of {config.global_batch_size}, because fit gives each rank the "
+        "same number and leaves out the rest"
     ]
 
 
@@ -139,8 +139,8 @@ def _figures(result: DdpResult, rate: float) -> list[str]:
     ]
     if config.world_size > 1:
         lines.append(
-            f"  messages    {100 * result.communication:.0f} % of the ranks' time, "
-            f"{kilobytes(result.step_bytes)} from each rank per step"
+            f"  messages    took {100 * result.communication:.0f} % of the ranks' "
+            f"time; each rank sent {kilobytes(result.step_bytes)} per step"
         )
     return lines
 
@@ -158,46 +158,46 @@ def _pace(beside: Beside) -> list[str]:
     if beside.speedup > 0.95:
         return ["  The ranks were about as fast as one process."]
     return [
-        f"  The ranks took {times(1 / beside.speedup)} as long as one process: on one "
-        "machine they",
-        "  share its cores and also send messages. It pays if each has its own.",
+        f"  The ranks took {times(1 / beside.speedup)} as long as one process, because "
+        "on one machine",
+        "  they share the cores and also send messages. More ranks pay off when each",
+        "  has cores of its own.",
     ]
 
 
 def _rounding(result: DdpResult, beside: Beside) -> list[str]:
     differ = [
-        "  A weight differs from the single process by "
-        f"{beside.first_difference:.1e} at most after",
-        f"  the first step, and by {beside.difference:.1e} at the end.",
+        "  The weights differ from the single process's weights by at most "
+        f"{beside.first_difference:.1e}",
+        f"  after the first step, and by at most {beside.difference:.1e} at the end.",
     ]
     if beside.tolerance is None:
         return [
             *differ,
-            f"  {result.config.optimizer} divides a gradient by its own size. Where it "
-            "is nearly zero,",
-            "  rounding can reverse the step. We therefore conclude nothing from this.",
+            f"  {result.config.optimizer} divides each gradient by its own size. Where "
+            "a gradient is nearly",
+            "  zero, rounding can reverse the step, so we can't conclude anything from",
+            "  this difference.",
         ]
     digits = "16" if result.weights[0].element_size() > 4 else "7"
     return [
         *differ,
-        f"  That is rounding, up to {beside.tolerance:.0e} in the first step, because "
-        "a batch in parts",
-        f"  is added up in another order and numbers have {digits} digits. Each "
-        "step passes",
-        "  it on to the next, so it grows.",
+        "  This is rounding error. Splitting a batch changes the order of the",
+        f"  additions, and numbers have only {digits} digits. In the first step, up to",
+        f"  {beside.tolerance:.0e} is normal, and the error grows with every step.",
     ]
 
 
 def _concepts(result: DdpResult) -> list[str]:
     if result.config.world_size == 1:
         return [
-            "  One process has no other rank to agree with. To see what this is about: "
+            "  One process has no other ranks to agree with. To see ranks agree, run: "
             f"{command('ddp -n 2')}"
         ]
     rows = [f"    {seen:<44}{slug}" for seen, slug in CONCEPTS]
     return [
-        "  You have just seen these. To learn what goes wrong without one, type",
-        f"  {command('explain NAME')}",
+        "  You have just seen all of these at work. To learn what goes wrong when one",
+        f"  is missing, type {command('explain NAME')}.",
         *rows,
     ]
 

@@ -11,85 +11,101 @@ Ranks = Annotated[int, typer.Option("-n", "--world-size", help="Number of ranks.
 Epochs = Annotated[int | None, typer.Option(help="Number of passes over the data.")]
 BatchSize = Annotated[
     int | None,
-    typer.Option(help="Samples per step on each rank; excludes --global-batch-size."),
+    typer.Option(
+        help="Number of samples per step on each rank. Can't be combined with "
+        "--global-batch-size."
+    ),
 ]
 GlobalBatchSize = Annotated[
-    int | None, typer.Option(help="Samples per step, over all ranks together.")
+    int | None, typer.Option(help="Number of samples per step over all ranks.")
 ]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Scaling = Annotated[
     str,
     typer.Option(
         "--lr-scaling",
-        help="With --batch-size, scale the learning rate: none, linear or sqrt.",
+        help="How to scale the learning rate with the number of ranks if you pass "
+        "--batch-size: none, linear or sqrt.",
     ),
 ]
-Optimizer = Annotated[str, typer.Option(help="sgd, adam or adamw.")]
-Momentum = Annotated[float | None, typer.Option(help="Momentum of sgd.")]
+Optimizer = Annotated[str, typer.Option(help="Optimizer to use: sgd, adam or adamw.")]
+Momentum = Annotated[float | None, typer.Option(help="Momentum for sgd.")]
 WeightDecay = Annotated[float, typer.Option(help="Strength of the weight decay.")]
 Dataset = Annotated[
     str,
     typer.Option(
-        help="digits (needs no download), mnist, fashion-mnist, or idx for four such "
-        "files of your own."
+        help="Dataset to train on: digits (which needs no download), mnist, "
+        "fashion-mnist, or idx for your own four files in the format of MNIST."
     ),
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="The folder with the four files, plain or .gz.")
+    Path | None,
+    typer.Option(help="Folder that contains the dataset's four files, plain or .gz."),
 ]
 Download = Annotated[
-    bool, typer.Option("--download", help="Download the files that are missing.")
+    bool, typer.Option("--download", help="Download any files that are missing.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Device to train on: auto, cpu or cuda.")]
 Code = Annotated[
     list[str] | None,
     typer.Option(
-        help="Use this loader and fit: reference, mine, or a file. Repeatable. By "
-        "default, `distlab use` decides."
+        help="Whose loader and fit to run: reference, mine, or a file. Can be "
+        "repeated. The default is what you chose with `distlab use`."
     ),
 ]
-Track = Annotated[str, typer.Option(help="Log the run to this tracker: mlflow.")]
+Track = Annotated[
+    str, typer.Option(help="Log the run to an experiment tracker: mlflow.")
+]
 Rate = Annotated[
-    float, typer.Option("--cost-per-worker-hour", help="Cost of one rank per hour.")
+    float,
+    typer.Option("--cost-per-worker-hour", help="What one rank costs per hour."),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option(help="Don't start if the estimate is above this.")
+    float | None,
+    typer.Option(help="Don't start if the estimated cost is higher than this."),
 ]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="Also train with one process and compare.")
+    bool,
+    typer.Option(
+        "--compare", help="Also train with one process, and compare the results."
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the weights and the shuffle.")]
+Seed = Annotated[int, typer.Option(help="Seed for the weights and the shuffle.")]
 MonitorFolder = Annotated[
     Path | None,
     typer.Option(
-        "--monitor", help="Write all ranks' records, as JSON lines, to this new folder."
+        "--monitor",
+        help="Create this folder and write the records of all ranks to it as JSON "
+        "lines.",
     ),
 ]
 Also = Annotated[
     list[str] | None,
     typer.Option(
-        help="Also send them to tensorboard, prometheus or prometheus:PORT; "
-        "can be repeated."
+        help="Also send the records to tensorboard, prometheus or prometheus:PORT. "
+        "Can be repeated."
     ),
 ]
 LogEvery = Annotated[
     int | None,
     typer.Option(
-        "--log-every-n-steps", help="Write a record every N steps; 10 by default."
+        "--log-every-n-steps",
+        help="Write a record every N steps. The default is 10.",
     ),
 ]
 Profile = Annotated[
     bool,
     typer.Option(
-        "--profile", help="Also trace three steps of each rank with torch.profiler."
+        "--profile",
+        help="Also trace three steps on each rank with torch.profiler.",
     ),
 ]
 HangAfter = Annotated[
     float | None,
     typer.Option(
         "--hang-after",
-        help="If no rank does anything for this many seconds, end the run and show "
-        "where each rank was. 600 with --monitor, otherwise never.",
+        help="If no rank makes progress for this many seconds, end the run and show "
+        "where each rank was. The default is 600 with --monitor, and never without.",
     ),
 ]
 Save = Annotated[
@@ -99,12 +115,15 @@ Save = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="Write checkpoints to this folder, one after each epoch."
+        "--checkpoint", help="Write a checkpoint to this folder after each epoch."
     ),
 ]
 CheckpointEvery = Annotated[
     int | None,
-    typer.Option("--checkpoint-every", help="Save every N steps instead."),
+    typer.Option(
+        "--checkpoint-every",
+        help="Write a checkpoint every N steps, instead of after each epoch.",
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -146,7 +165,7 @@ def ddp(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Run a whole data-parallel training: shards, cost, accuracy, digests, MLflow."""
+    """Run a complete data-parallel training, and report its cost and its accuracy."""
     from distlab.cli.ddp import Order, ddp
     from distlab.cli.ddp_monitor import MonitorOrder
     from distlab.training.ddp_config import Wishes

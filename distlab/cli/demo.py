@@ -55,8 +55,9 @@ def demo(
         raise ValueError(f"{epochs} epochs: choose at least 1")
     say = say_nothing if as_json else say_aloud
     say(
-        f"{processes(world_size)} learn to read handwritten digits together. Then one "
-        "process does\nthe same alone. Do they end with the same weights?\n"
+        f"{processes(world_size)} learn to read handwritten digits together. Then a "
+        "single process\nruns the same training by itself. Do they end up with the "
+        "same weights?\n"
     )
     from distlab.runner import RunnerError
     from distlab.training.digits import DigitsConfig, compare, train_alone
@@ -94,9 +95,10 @@ def _later_phase(
     if phase not in (2, 4):
         raise ValueError(f"phase {phase} has no demo: choose 1, 2, 3 or 4")
     if world_size != _MESH_RANKS or epochs is not None:
-        what = {2: "2 × 2 ranks", 4: "64 simulated ranks, 3 real ones"}[phase]
+        what = {2: "2 × 2 ranks", 4: "64 simulated ranks and 3 real ones"}[phase]
         raise ValueError(
-            f"the demo of phase {phase} always has {what} and ignores epochs"
+            f"the demo of phase {phase} always has {what}, so it takes neither -n nor "
+            "--epochs"
         )
     if phase == 2:
         return demo_mesh(code=code, as_json=as_json)
@@ -118,7 +120,7 @@ def _demo_phase4(code: str, as_json: bool) -> int:
 def _who_knows(code: str) -> str:
     if code == "reference":
         return f"`{command('doctor')}` may know why"
-    return f"`{command('check --phase 1')}` tells you what isn't finished yet"
+    return f"run `{command('check --phase 1')}` to see what isn't finished yet"
 
 
 def _on_ranks(
@@ -159,14 +161,15 @@ def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
     if on_ranks.config.world_size > 1:
         share = 100 * on_ranks.communication
         say_aloud(
-            f"  The ranks spent {share:.0f} % of their time on messages, "
-            f"{kilobytes(on_ranks.step_bytes)} from each rank per step.",
+            f"  The ranks spent {share:.0f} % of their time on messages, and each "
+            f"sent {kilobytes(on_ranks.step_bytes)} per step.",
             "",
         )
     if proof.holds:
-        show([("pass", "  It is the same training."), *_proven(on_ranks, proof)])
+        say = "  The result is the same as with one process."
+        show([("pass", say), *_proven(on_ranks, proof)])
     else:
-        show([("fail", "  It is not the same training:")])
+        show([("fail", "  The result is not the same as with one process:")])
         show([("fail", f"  {sentence}") for sentence in proof.failures()])
     if on_ranks.config.code == "reference":
         show([("", ""), ("", f"  Next: {command('start')}")])
@@ -177,19 +180,22 @@ def _tell(on_ranks: DigitsResult, alone: DigitsResult, proof: Proof) -> None:
 def _proven(on_ranks: DigitsResult, proof: Proof) -> list[tuple[str, str]]:
     steps = f"After {on_ranks.num_steps} steps"
     if on_ranks.config.world_size == 1:
-        held = f"  {steps} the weights"
+        held = f"  {steps}, the weights"
     else:
-        held = f"  {steps} all {_ranks(on_ranks)} have exactly the same weights. They"
+        held = f"  {steps}, all {_ranks(on_ranks)} have exactly the same weights. They"
     if proof.difference == 0:
-        return [("", f"{held} are those of one process, bit for bit.")]
+        return [
+            ("", f"{held}"),
+            ("", "  equal the single process's weights, bit for bit."),
+        ]
     apart = f"{proof.difference:.1e}"
     return [
-        ("", f"{held} differ from"),
+        ("", f"{held} differ"),
         (
             "",
-            f"  those of one process by {apart} at most: rounding, because a batch in",
+            f"  from the single process's weights by at most {apart}. This is rounding",
         ),
-        ("", "  parts is added up in another order."),
+        ("", "  error, because splitting a batch changes the order of the additions."),
     ]
 
 

@@ -42,9 +42,9 @@ def demo_library(
     say = say_nothing if as_json else say_aloud
     say(
         f"{processes(world_size)} train on handwritten digits with "
-        "distlab.distributed:\nits DistributedDataParallel, its sampler, its "
-        "collectives, over plain sockets.\nThen one process trains on the same "
-        "batches. Are the weights the same?\n"
+        "distlab.distributed. It has its own\nDistributedDataParallel, sampler and "
+        "collectives, and it runs over plain sockets.\nThen one process trains on the "
+        "same batches. Do they end up with the same weights?\n"
     )
     from distlab.runner import Cluster, RunnerError
     from distlab.training import library
@@ -87,20 +87,21 @@ def _tell(
 ) -> None:
     say_aloud("")
     if not proof.holds:
-        show([("fail", "  It is not the same training:")])
+        show([("fail", "  The result is not the same as with one process:")])
         show([("fail", f"  {sentence}") for sentence in proof.failures()])
         return
     steps = sum(map(len, result.batches[0]))
-    show([("pass", "  It is the same training.")])
+    show([("pass", "  The result is the same as with one process.")])
     say_aloud(
-        f"  After {steps} steps the weights of {processes(len(result.weights))} are "
-        f"{proof.digests[0]}, at most",
-        f"  {proof.difference:.1e} from those of one process. Accuracy on held-out "
-        f"digits: {100 * proof.accuracy:.1f} %.",
+        f"  After {steps} steps, {processes(len(result.weights))} have the weights "
+        f"{proof.digests[0]}. They differ",
+        f"  from the single process's weights by at most {proof.difference:.1e}. The "
+        "accuracy on held-out",
+        f"  digits is {100 * proof.accuracy:.1f} %.",
         "",
     )
     if code == "reference":
-        say_aloud(f"  With your own code: {command('demo --phase 3 --code mine')}")
+        say_aloud(f"  To run your own code: {command('demo --phase 3 --code mine')}")
         return
     mine = sum(part.whose == "mine" for part in needed)
     what = f"{mine} of its {len(needed)} tasks {'is' if mine == 1 else 'are'} yours"

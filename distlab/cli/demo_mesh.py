@@ -43,9 +43,10 @@ def demo_mesh(
     say = say_nothing if as_json else say_aloud
     say(
         f"{processes(4)} learn to guess the next letter of a text. Two of them share "
-        "every\nlayer of a transformer, half each. What do the other two have? First "
-        "the layers\nthat follow, as a second pipeline stage; then the same layers, "
-        "for half of the\nsamples. Are the losses those of one process?\n"
+        "every\nlayer of a transformer, and each holds half of it. In the first run, "
+        "the other\ntwo hold the layers that follow, as a second pipeline stage. In "
+        "the second run,\nthey hold the same layers and take half of the samples. Do "
+        "both runs have the\nsame losses as a single process?\n"
     )
     from distlab.runner import Cluster, RunnerError
     from distlab.training.mesh import LAYOUTS, PRELOADS, MeshConfig
@@ -55,7 +56,8 @@ def demo_mesh(
     try:
         units = choose_units(code)
     except UnfinishedError as error:
-        warn(f"{error}; `{command(f'use reference {error.number}')}` fills in one")
+        use = command(f"use reference {error.number}")
+        warn(f"{error}; to run the reference's code for it: `{use}`")
         return 1
     say(*_whose(units))
     with Cluster(preload=PRELOADS) as cluster:
@@ -81,7 +83,7 @@ def demo_mesh(
 def _who_knows(code: str) -> str:
     if code == "reference":
         return f"`{command('doctor')}` may know why"
-    return f"`{command('check --phase 2')}` tells you what isn't finished yet"
+    return f"run `{command('check --phase 2')}` to see what isn't finished yet"
 
 
 def _whose(units: Mapping[str, Choice]) -> list[str]:
@@ -192,26 +194,26 @@ def _tell(alone: MeshResult, results: Results, code: str) -> None:
     failures = _failures(alone, results)
     say_aloud("")
     if failures:
-        show([("fail", "  It is not the same training:")])
+        show([("fail", "  The result is not the same as with one process:")])
         show([("fail", f"  {sentence}") for sentence in failures])
         return
     worst = max(compare(result, alone) for result in results.values())
     num_steps = len(alone.losses[0])
-    show([("pass", "  It is the same training.")])
+    show([("pass", "  The result is the same as with one process.")])
     say_aloud(
-        f"  In {num_steps} steps, every loss of every rank is within {worst:.1e} of",
-        f"  the single-process baseline ({TOLERANCE:.0e} is allowed). The difference",
-        "  is rounding, because the sums are added in another order.",
+        f"  In all {num_steps} steps, every rank's loss is within {worst:.1e} of the",
+        f"  single-process baseline ({TOLERANCE:.0e} is allowed). The difference is",
+        "  rounding error, because the additions happen in a different order.",
         "",
     )
     if code == "reference":
         say_aloud(
             f"  Next: {command('status')}",
-            "  With your own functions, once 2.8 to 2.18 have passed:",
+            "  To run your own functions, once you have passed 2.8 to 2.18:",
             f"    {command('demo --phase 2 --code mine')}",
         )
     else:
-        show([("pass", "  ◆ Four ranks, one transformer, on the code above.")])
+        show([("pass", "  ◆ Four ranks trained one transformer with the code above.")])
         say_aloud(f"  Next: {command('status')}")
 
 
@@ -219,8 +221,8 @@ def _failures(alone: MeshResult, results: Results) -> list[str]:
     from distlab.training.mesh import TOLERANCE, compare
 
     return [
-        f"{layout}: a loss is {compare(result, alone):.1e} away; rounding explains "
-        f"{TOLERANCE:.0e}"
+        f"{layout}: a loss is off by {compare(result, alone):.1e}, but rounding "
+        f"explains only {TOLERANCE:.0e}"
         for layout, result in results.items()
         if not compare(result, alone) <= TOLERANCE  # also when it is not a number
     ]

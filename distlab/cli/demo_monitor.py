@@ -47,7 +47,8 @@ def search(
     if not quiet:
         lines = (
             f"{NUM_RANKS} simulated ranks train together. One of them takes twice as",
-            "long as the others. Which one? No rank knows; each records a few numbers.",
+            "long as the others. Which one is it? No rank can tell by itself, but each",
+            "one records a few numbers.",
             "",
         )
         show([("plain", line) for line in lines])
@@ -57,7 +58,7 @@ def search(
     try:
         choice = _chosen(code)
     except _UnfinishedError as error:
-        warn(f"{error}; `{command('check --phase 4')}` tells you what's missing")
+        warn(f"{error}; run `{command('check --phase 4')}` to see what's missing")
         return 1, {}
     seed = random.randrange(1 << 30) if seed is None else seed
     with Cluster(preload=(phase4_rank.__name__,)) as cluster:
@@ -108,18 +109,19 @@ def _tell(done: Search, *, is_own: bool) -> None:
     waits = [ms[2] for ms in done.ms]
     own = [ms[0] + ms[1] for ms in done.ms]
     lines = [
-        f"  rank 0's log: a step takes {sum(done.ms[0]):.0f} ms; "
-        f"{waits[0]:.0f} ms of it is communication.",
+        f"  On rank 0, a step takes {sum(done.ms[0]):.0f} ms, and "
+        f"{waits[0]:.0f} ms of that is communication.",
         "",
-        "  communication of each rank, ms",
+        "  communication on each rank, in ms",
         *_grid(waits),
         "",
     ]
     shortest = waits.index(min(waits))
     lines += [
-        f"  Rank {shortest} communicates least, because it is last and the others wait",
-        f"  for it. Its own part takes {own[shortest]:.0f} ms, theirs "
-        f"{sorted(own)[len(own) // 2]:.0f} ms.",
+        f"  Rank {shortest} spends the least time on communication, because it comes "
+        "last and the",
+        f"  others wait for it. Its own work takes {own[shortest]:.0f} ms, while "
+        f"theirs takes {sorted(own)[len(own) // 2]:.0f} ms.",
         "",
     ]
     show([("plain", line) for line in lines])

@@ -24,11 +24,11 @@ TASKS = tuple(f"{UNIT}.{name}" for name in ("save", "load", "full_state"))
 CELLS = ("kill-worker@{}/restart", "kill-rank-0@{}/restart")
 _LOOK_S = 0.1
 _WHAT = {
-    "detect and stop": "the launcher notices, and stops the other two",
+    "detect and stop": "the launcher notices and stops the other two",
     "start": "three new processes import torch",
     "rendezvous": "they find each other",
     "restore": "they read, check and load the checkpoint",
-    "first step": "the next step",
+    "first step": "they take the next step",
 }
 
 
@@ -47,8 +47,9 @@ def demo_recovery(
     seed = random.randrange(1 << 16) if seed is None else seed
     if not quiet:
         lines = (
-            "Now three real processes train on handwritten digits, with a checkpoint",
-            "every 4 steps. One of them gets SIGKILL, so it can't save anything more.",
+            "Now three real processes train on handwritten digits, and they save a",
+            "checkpoint every 4 steps. We kill one of them with SIGKILL, so it can't",
+            "save anything else.",
             "",
         )
         show([("plain", line) for line in lines])
@@ -84,7 +85,7 @@ def _play(code: str, seed: int, quiet: bool) -> tuple[CellResult, Run, Run]:
         second.mkdir()
         with _followed(first, quiet):
             run = play.play_cell(cell, setting, first)
-        with waiting("the same training again, without a kill", quiet=quiet):
+        with waiting("running the same training again without a kill", quiet=quiet):
             unbroken = play.play_cell(None, setting, second)
     return judge(cell, setting, run, unbroken), run, unbroken
 
@@ -151,7 +152,7 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
         show([("", ""), *lines])
         return
     steps = f"{result.num_lost} step{'s' * (result.num_lost != 1)}"
-    lines = [("", ""), ("plain", "  From the kill to the next step of all ranks:")]
+    lines = [("", ""), ("plain", "  Time from the kill to every rank's next step:")]
     lines += [
         ("plain", f"  {seconds:7.2f} s  {_WHAT[name]}")
         for name, seconds in result.segments.items()
@@ -159,12 +160,12 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
     lines += [
         (
             "plain",
-            f"  {result.recovery_s:7.2f} s  in all; {steps} had to be repeated",
+            f"  {result.recovery_s:7.2f} s  in total, and {steps} had to be repeated",
         ),
         ("", ""),
-        ("pass", "  It is the same training."),
-        ("plain", "  The same run without a kill ends with the weights"),
-        ("plain", f"  {_weights(unbroken)}, which are the same, bit for bit."),
+        ("pass", "  The result is the same as without the kill."),
+        ("plain", "  Without a kill, the same run ends with the weights"),
+        ("plain", f"  {_weights(unbroken)}, which are bit-for-bit the same."),
         ("", ""),
     ]
     if is_own:
@@ -172,8 +173,8 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
         lines.append(("pass", text))
     else:
         own = command("demo --phase 4 --code mine")
-        lines.append(("plain", f"  With your own checkpoints (4.3–4.5): {own}"))
-    lines.append(("plain", f"  Try every other fault: {command('chaos')}"))
+        lines.append(("plain", f"  To use your own checkpoints (4.3–4.5): {own}"))
+    lines.append(("plain", f"  To try all the other faults: {command('chaos')}"))
     show(lines)
 
 
@@ -197,7 +198,7 @@ def _missing() -> Part | None:
 def _not_yet(part: Part) -> tuple[str, ...]:
     """Say what the demo adds once you have written 4.3 to 4.5."""
     return (
-        "  The second half kills a process, and continues with your own checkpoints",
-        f"  (4.3–4.5). You still have to write {part.number} {part.task}.",
+        "  The second half of this demo kills a process and continues from your own",
+        f"  checkpoints (4.3–4.5). You still have to write {part.number} {part.task}.",
         f"  Next: {command(f'check {part.number}')}",
     )

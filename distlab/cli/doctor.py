@@ -86,14 +86,14 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
     try:
         found = facts()
     except Exception as error:
-        figure = f"cannot be imported: {_brief(error)}"
+        figure = f"can't be imported: {_brief(error)}"
         advice = "Set it up again: rm -r .venv, then make test"
         return Finding("torch", "broken", figure, advice=advice)
     gpus = f"{found.num_gpus} GPU" + "s" * (found.num_gpus != 1)
     seen = "" if found.build == "cpu" else f", {gpus} seen"
     figure = f"{found.version.partition('+')[0]}, {found.build} build{seen}"
     if not found.has_gloo:
-        advice = "This torch has no gloo. Try: python distlab/install.py --torch cpu"
+        advice = "This torch lacks gloo. Try: python distlab/install.py --torch cpu"
         return Finding("torch", "broken", figure, advice=advice)
     if wanted and not satisfies(found.version, wanted):
         advice = f"We test with {wanted}; to install it: python distlab/install.py"
@@ -105,7 +105,7 @@ def check_cores(usable: int, in_machine: int) -> Finding:
     """Count the cores that the ranks share."""
     detail = f"of {in_machine} in this machine" if usable < in_machine else ""
     if usable < 2:
-        advice = "That's fine: ranks take turns, so everything just takes longer."
+        advice = "That's fine. The ranks take turns, so everything just takes longer."
         return Finding("cores", "warn", str(usable), detail, advice)
     return Finding("cores", "ok", str(usable), detail)
 
@@ -153,10 +153,10 @@ def check_loopback(
                     far.sendall(far.recv(len(word)))
                     heard = near.recv(len(word))
     except OSError as error:
-        advice = "Allow connections to 127.0.0.1, which a firewall or sandbox forbids."
+        advice = "A firewall or sandbox blocks 127.0.0.1. Allow connections to it."
         return Finding("loopback", "broken", _brief(error), advice=advice)
     if heard != word:
-        advice = "Something on the way to 127.0.0.1 changes bytes. Is there a proxy?"
+        advice = "Something changes the bytes we send to 127.0.0.1. Is there a proxy?"
         return Finding("loopback", "broken", "wrong echo", advice=advice)
     elapsed_ms = 1000 * (time.perf_counter() - started)
     return Finding("loopback", "ok", f"127.0.0.1 echoes in {elapsed_ms:.1f} ms")
@@ -165,10 +165,11 @@ def check_loopback(
 def check_host_name(
     resolve: Callable[[], str], bound_s: float = HOST_NAME_BOUND_S
 ) -> Finding:
-    """Check that this machine can look up its own name within a bound.
+    """Check that this machine can look up its own name quickly.
 
-    Looking it up can take half a minute on a laptop away from its network, and plain
-    torch does look it up. A slow look-up goes on in a thread that nobody waits for.
+    On a laptop away from its usual network, the lookup can take half a minute, and
+    plain torch does it when it starts. If the lookup is slow, we leave its thread
+    running and don't wait for it.
     """
     answers: list[str] = []
     problems: list[str] = []
@@ -185,9 +186,7 @@ def check_host_name(
     if answers:
         return Finding("host name", "ok", answers[0])
     figure = problems[0] if problems else f"no answer in {bound_s:g} s"
-    advice = (
-        "distlab doesn't mind, but before plain torchrun: export GLOO_SOCKET_IFNAME="
-    )
+    advice = "That's fine for distlab. For plain torchrun: export GLOO_SOCKET_IFNAME="
     advice += "lo0" if sys.platform == "darwin" else "lo"
     return Finding("host name", "warn", figure, advice=advice)
 
@@ -202,7 +201,7 @@ def check_state_folder(folder: Path | None) -> Finding:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"distlab")
     except OSError as error:
-        figure = f"{folder.name} is not writable: {_brief(error)}"
+        figure = f"{folder.name} isn't writable: {_brief(error)}"
         advice = "Set DISTLAB_STATE to a folder that you can write to."
         return Finding("progress", "warn", figure, advice=advice)
     return Finding("progress", "ok", f"{folder.name} is writable")
@@ -217,7 +216,9 @@ def check_start(start: Callable[[], Start]) -> Finding:
         seen = Start(problem=_brief(error))
     expected = [sum(range(1, NUM_RANKS + 1))] * NUM_RANKS
     if not seen.problem and list(seen.values) != expected:
-        seen = Start(problem=f"they agree on {list(seen.values)}, not on {expected[0]}")
+        seen = Start(
+            problem=f"they computed {list(seen.values)} instead of {expected[0]}"
+        )
     if seen.problem:
         advice = "Fix whatever isn't ok above, then run: distlab doctor --json"
         return Finding(name, "broken", seen.problem, advice=advice)

@@ -19,14 +19,14 @@ from distlab.runner.limits import MAX_RANKS
 from distlab.runner.processes import descendants
 
 Launch = Callable[..., int]
-_START_ADVICE = "Look above at what the ranks printed, then run: distlab doctor"
+_START_ADVICE = "Look at what the ranks printed above, then run: distlab doctor"
 
 
 def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
-    """Print five lines about this many ranks; return 0 if fine, 1 if broken.
+    """Test this many ranks and print the findings; return 0 if fine, 1 if broken.
 
     Raises:
-        ValueError: there cannot be so many.
+        ValueError: the number of ranks is out of range.
     """
     return tell(check_ranks(num_ranks), as_json=as_json, ready="")
 
@@ -34,10 +34,10 @@ def doctor_of_ranks(num_ranks: int, *, as_json: bool = False) -> int:
 def check_ranks(
     num_ranks: int, launch: Launch = launch_distributed_training
 ) -> Iterator[Finding]:
-    """Start `num_ranks` ranks and give five findings, or one if they do not start.
+    """Start `num_ranks` ranks and yield five findings, or one if they don't start.
 
     Raises:
-        ValueError: there cannot be so many.
+        ValueError: the number of ranks is out of range.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"--ranks {num_ranks}: choose between 1 and {MAX_RANKS}")
@@ -52,14 +52,15 @@ def check_ranks(
         found = json.loads(result.read_text()) if result.exists() else {}
     name = f"{num_ranks} ranks" if num_ranks > 1 else "1 rank"
     if code or not found:
-        figure = f"exit code {code}" if code else "they wrote no result"
+        figure = f"exit code {code}" if code else "the ranks wrote no result"
         yield Finding(name, "broken", figure, advice=_START_ADVICE)
         return
     agent = "the agent kept their store"
     met = f"met in {found['met_s']:.2f} s"
     yield Finding(name, "ok", met, agent)
-    ring = f"{found['ring_s'] * 1e3:.2f} ms a message, once around"
-    yield Finding("send, recv", "ok", ring if num_ranks > 1 else "one rank sends none")
+    ring = f"{found['ring_s'] * 1e3:.2f} ms per message, once around the ring"
+    alone = "a single rank has nobody to send to"
+    yield Finding("send, recv", "ok", ring if num_ranks > 1 else alone)
     yield Finding("all_reduce", "ok", f"{found['small_s'] * 1e3:.2f} ms for 8 bytes")
     yield _large(found["large_s"], num_ranks)
     yield _end(set(descendants(os.getpid())) - before, seconds)

@@ -32,12 +32,12 @@ def drill(*, seed: int | None = None, code: str = "mine", as_json: bool = False)
     fault = draw(seed)
     if not as_json:
         lines = (
-            "Four processes train on handwritten digits. Something may go wrong, or",
-            "nothing. Then your `incident` reads what they and their agent wrote.",
+            "Four processes train on handwritten digits, and something may go wrong.",
+            "Then your `incident` reads the records that they and their agent left.",
             "",
         )
         show([("plain", line) for line in lines])
-    with waiting("the training; up to a minute", quiet=as_json):
+    with waiting("training, which takes up to a minute", quiet=as_json):
         run = clear_run(fault)
     answer, error = ask(unit, run)
     expected = truth(run, fault.cause)
@@ -78,7 +78,7 @@ def clear_run(fault: Any) -> RecordedRun:
 
 
 def record_run(fault: Any) -> RecordedRun:
-    """Run with this fault on real processes, and leave none behind."""
+    """Run real processes with this fault, and leave none of them running."""
     from distlab.chaos.incidents import played
     from distlab.data.make import make
     from distlab.given.incidents import Event, RecordedRun, Report
@@ -137,7 +137,7 @@ def _tell(
         row = f"  {name:<11} you: {said!s:<12} injected: {right}"
         lines.append((style, row))
     again = command(f"drill --seed {seed}")
-    lines += [("", ""), ("dim", f"the same fault again: {again}")]
+    lines += [("", ""), ("dim", f"to inject the same fault again: {again}")]
     if answer == expected:
-        lines.append(("pass", "◆ Right. Try another seed for another fault."))
+        lines.append(("pass", "◆ That's right. Try another seed to get another fault."))
     show(lines)

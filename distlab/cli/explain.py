@@ -18,13 +18,13 @@ from distlab.tutor.pages import Lines, rows
 
 
 def explain(asked: str = "", *, every: bool = False) -> int:
-    """Print an explanation, by default that of the last verdict, or all names.
+    """Print an explanation (of the last verdict by default), or list all names.
 
-    `asked` is the name of a concept or of a verdict, a word, a question, or a text
-    with an error of torch.distributed, gloo or NCCL.
+    `asked` is the name of a concept or verdict, a word, a question, or text that
+    contains an error from torch.distributed, gloo or NCCL.
 
     Raises:
-        ValueError: no explanation has this name, and the text holds no error we know.
+        ValueError: we know neither a name nor an error in the text.
     """
     if every:
         show(_names())
@@ -51,13 +51,13 @@ def _units() -> Lines:
     lines = [
         (
             "plain",
-            "The last check left no name to explain. Type a name in brackets or a",
+            "Your last check printed no name to explain. Type a name that a verdict",
         ),
         (
             "plain",
-            "word such as deadlock, ask a question in your own words, or paste an",
+            "shows in brackets or a word such as deadlock, ask a question in your own",
         ),
-        ("plain", "error of torch."),
+        ("plain", "words, or paste an error message from torch."),
         ("plain", ""),
         ("plain", f"  {'concepts':<28} {len(read_concepts()):>3} names"),
     ]

@@ -18,7 +18,7 @@ def guide(name: str = "") -> int:
     """Open the page that explains a task or a unit, or say where it is.
 
     Raises:
-        CurriculumError: no task and no unit is called that.
+        CurriculumError: there is no task or unit with this name.
     """
     curriculum = load_curriculum()
     unit, task = _asked(curriculum, name)

@@ -36,10 +36,12 @@ def hint(name: str = "", *, level: int | None = None) -> int:
 def lines_of_hint(
     curriculum: Curriculum, task: Task, level: int, *, because: str = ""
 ) -> list[tuple[str, str]]:
-    """The hint as (style, line) pairs; `because` of the last verdict's slug, if it was.
+    """Return a hint as (style, line) pairs.
+
+    `because` is the slug of the last verdict if we chose the hint to fit it.
 
     Raises:
-        ValueError: there is none for this task.
+        ValueError: there is no such hint for this task.
     """
     text = read_hints(curriculum, task).get(level)
     if not text:

@@ -99,18 +99,18 @@ def _milestone(
         if task not in known:
             places = ", ".join(task.number for task in known)
             raise CurriculumError(
-                f"there is no hunt at {task.number}, only at {places}"
+                f"there is no hunt at {task.number}; choose one of {places}"
             )
         if task.id in passed or anyway:
             return task
         raise CurriculumError(
-            f"the hunt at {task.number} opens when {task.number} has passed; to hunt "
-            f"anyway: {command(f'hunt {task.number} --anyway')}"
+            f"the hunt at {task.number} opens once {task.number} has passed; to start "
+            f"it anyway: {command(f'hunt {task.number} --anyway')}"
         )
     open_ = known if anyway else [task for task in known if task.id in passed]
     if not open_:
         raise CurriculumError(
-            f"the first hunt opens when {known[0].number} has passed; to hunt "
+            f"the first hunt opens once {known[0].number} has passed; to start it "
             f"anyway: {command('hunt --anyway')}"
         )
     return open_[-1]
@@ -169,9 +169,10 @@ def _entry_to_hunt(
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The record of a milestone: the open hunt and those that are over.
+    """The record of a milestone: its open hunt and the finished ones.
 
-    `filled` are the tasks that the open one's file shows: its line numbers must stay.
+    `filled` lists the tasks that the open hunt's file shows, because the line numbers
+    in that file must not change.
     """
 
     current: str
@@ -213,10 +214,10 @@ def _prepare(
     entry: Entry,
     entries: list[Entry],
 ) -> Target:
-    """Write the broken unit, and remember its lines.
+    """Write the broken unit to a file, and find out which lines are wrong.
 
     Raises:
-        CurriculumError: it cannot be written.
+        CurriculumError: we can't write the file.
     """
     unit = curriculum.units[entry.task.partition(".")[0]]
     solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
@@ -249,7 +250,7 @@ def right_text(solution: str, entry: Entry, entries: list[Entry]) -> str:
 
 def _tell(curriculum: Curriculum, progress: Progress, target: Target) -> None:
     lines = [
-        ("plain", f"A hunt at {target.milestone.number}: one mistake is hidden in"),
+        ("plain", f"Hunt at {target.milestone.number}: there is one mistake in"),
         ("plain", f"  {shown(target.path)}"),
         ("plain", f"This is what the grader saw{_part_of(curriculum, target)}:"),
         ("plain", ""),
@@ -333,7 +334,10 @@ def _ask(progress: Progress, target: Target) -> int:
 def _judge(progress: Progress, target: Target, line: int) -> int:
     lines = target.text.splitlines()
     if not 1 <= line <= len(lines):
-        raise CurriculumError(f"{shown(target.path)} has lines 1 to {len(lines)}")
+        raise CurriculumError(
+            f"{shown(target.path)} has {len(lines)} lines, so choose a number from 1 "
+            f"to {len(lines)}"
+        )
     if line not in target.guilty:
         here = lines[line - 1].strip() or "(empty)"
         show([("fail", cut(f"line {line} is correct: {here}"))])

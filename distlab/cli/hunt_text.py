@@ -1,4 +1,7 @@
-"""The file of a hunt: one broken function in a unit with holes, and its wrong lines."""
+"""Make the file for a hunt, and find out which of its lines are wrong.
+
+The file is a unit's template with one broken function, and some tasks still to write.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from distlab.curriculum.regions import find_regions, make_template
 
 
 def hunted_text(solution: str, filled: Collection[str]) -> str:
-    """The unit's template, with the solution's own code in the tasks `filled` only.
+    """Return the unit's template with the solution's code filled in for some tasks.
 
-    `solution` may be broken already; a task that is not in `filled` stays a hole.
+    `filled` names these tasks, and all others stay unwritten. `solution` may already
+    contain the mistake.
     """
     lines = solution.splitlines(keepends=True)
     for region in reversed(find_regions(solution)):
@@ -22,10 +26,11 @@ def hunted_text(solution: str, filled: Collection[str]) -> str:
 
 
 def guilty_lines(right: str, broken: str) -> frozenset[int]:
-    """The lines of `broken` that are not as in `right`, from 1.
+    """Return the numbers of the wrong lines in `broken`, counting from 1.
 
-    A line that was moved is wrong where it stands now; of two that changed places both
-    are. Where lines are only missing, the two between which they should stand.
+    A line that was moved counts as wrong in its new place, and if two lines were
+    swapped, both count. If lines are only missing, we count the two lines around the
+    gap.
     """
     before, after = right.splitlines(), broken.splitlines()
     start = _alike(before, after)
@@ -45,13 +50,13 @@ def guilty_lines(right: str, broken: str) -> frozenset[int]:
 
 
 def _alike(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the lines that are the same from the beginning."""
+    """Count how many lines at the beginning are the same in both."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _most_in_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """The length of the longest sequence of lines that both have, in this order."""
+    """Return the length of the longest common subsequence of lines."""
     row = [0] * (len(other) + 1)
     for line in one:
         last = row

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the key just pressed, or nothing; it never waits.
+    """Yield a function that returns the last key pressed, or "", without waiting.
 
-    Where standard input is no terminal, no key is ever pressed.
+    If standard input isn't a terminal, the function always returns "".
     """
     if not sys.stdin.isatty():
         yield lambda: ""

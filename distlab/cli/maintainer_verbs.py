@@ -16,7 +16,11 @@ Json = Annotated[
 
 def templates(
     check: Annotated[
-        bool, typer.Option("--check", help="Only report whether they are up to date.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Only report whether the templates are up to date.",
+        ),
     ] = False,
 ) -> int:
     """Generate the templates from the solutions without overwriting anyone's edits."""
@@ -30,42 +34,47 @@ def mutants(
     only: Annotated[
         str,
         typer.Option(
-            "--only", "--task", help="Grade entries whose id or task contains this."
+            "--only",
+            "--task",
+            help="Grade only entries whose id or task contains this text.",
         ),
     ] = "",
     generated: Annotated[
         bool,
         typer.Option(
             "--generated",
-            help="Also grade generated mutants, which differ by one small change each.",
+            help="Also grade generated mutants, each of which makes one small "
+            "change to a solution.",
         ),
     ] = False,
     touched: Annotated[
         bool,
         typer.Option(
             "--touched",
-            help="Grade the units that changed, and one entry of each other unit.",
+            help="Grade all entries of units that have changed, and one entry from "
+            "every other unit.",
         ),
     ] = False,
     stamp: Annotated[
         bool,
         typer.Option(
-            "--stamp", help="Record the units whose entries were all judged right."
+            "--stamp",
+            help="Record which units had all of their entries judged correctly.",
         ),
     ] = False,
     minutes: Annotated[
         float,
-        typer.Option(min=0.1, help="Start no more entries after this many minutes."),
+        typer.Option(
+            min=0.1, help="Stop starting new entries after this many minutes."
+        ),
     ] = math.inf,
     readme: Annotated[
         bool,
-        typer.Option(
-            "--readme", help="Only write the table of counts into the readme."
-        ),
+        typer.Option("--readme", help="Only update the table of counts in the README."),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Grade wrong solutions, which must fail, and right ones, which must pass."""
+    """Check that wrong solutions are rejected and right ones are accepted."""
     from distlab.cli.mutants import mutants, write_readme
 
     if readme:
@@ -84,18 +93,27 @@ def mutants(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help=f"Which benchmark: {', '.join(benchmarks())}."),
+        typer.Argument(
+            help=f"Which benchmark to run. Choose one of: {', '.join(benchmarks())}."
+        ),
     ],
     as_json: Json = False,
     corpus: Annotated[
-        bool, typer.Option("--corpus", help="For sim: also list all its programs.")
+        bool,
+        typer.Option(
+            "--corpus",
+            help="For sim: also list all the programs that the benchmark runs.",
+        ),
     ] = False,
     min_efficiency: Annotated[
         float | None,
-        typer.Option(help="For scaling: fail if ranks with a core each reach less."),
+        typer.Option(
+            help="For scaling: fail if the efficiency is lower than this. Only runs "
+            "in which every rank has its own core count."
+        ),
     ] = None,
 ) -> int:
-    """Measure one of the figures that the README quotes."""
+    """Run the benchmark behind one of the figures that the README quotes."""
     from distlab.cli.bench import bench
 
     return bench(name, as_json=as_json, corpus=corpus, min_efficiency=min_efficiency)

@@ -7,7 +7,7 @@ def mcp() -> int:
     """Serve until the assistant closes standard input.
 
     Raises:
-        ModuleNotFoundError: the extra `mcp` is not installed; one line says so.
+        ModuleNotFoundError: the extra `mcp` isn't installed; the message is one line.
     """
     from distlab.tutor.server import make_server
 

@@ -32,10 +32,11 @@ def mutants(
 ) -> int:
     """Grade the catalogue; return 0 if each entry was judged as it expects, else 1.
 
-    With `generated`, generated mutants too: each is rejected, or survives for
-    a reason that is written down. With `touched`, every entry of the units that changed
-    since `stamp` noted them as right, and one entry of each other unit. No entry begins
-    once `minutes` have passed; with that limit, the order mixes all tasks.
+    With `generated`, also grade generated mutants, each of which must be rejected or
+    have a recorded reason why it may survive. With `touched`, grade every entry of the
+    units that have changed since `stamp` recorded them as right, and one entry of each
+    other unit. After `minutes`, we start no more entries; with this limit, we mix the
+    tasks' entries.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.

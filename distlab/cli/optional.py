@@ -26,9 +26,10 @@ def offered(curriculum: Curriculum, passed: Collection[str], task: Task) -> list
 def offer(
     curriculum: Curriculum, passed: Collection[str], task: Task
 ) -> list[tuple[str, str]]:
-    """Two dim lines about them: the first one to take in words, the others by number.
+    """Return two dim lines that offer the optional tasks of the phase.
 
-    None once there are none, and none before the phase is through.
+    They describe the task to take first and list the numbers of the others. Before the
+    phase is finished, or if no optional task is left, there are no lines.
     """
     left = offered(curriculum, passed, task)
     if not left:

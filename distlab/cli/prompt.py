@@ -27,15 +27,15 @@ def title(text: str) -> None:
 
 
 def say(*lines: str) -> None:
-    """Plain lines."""
+    """Print plain lines."""
     show([("", line) for line in lines])
 
 
 def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
-    """The letter that was typed, or "" for Enter; asks a second time at most.
+    """Return the letter that the learner typed, or "" for Enter.
 
-    Anything but `letters` (and Enter, where `enter` allows it) is asked again once, and
-    the second time counts as Enter.
+    If the answer is neither one of `letters` nor an allowed Enter, we ask once more. A
+    second invalid answer counts as Enter.
 
     Raises:
         QuitError: q, or the end of the input.
@@ -52,7 +52,7 @@ def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
 
 
 def ask_line(question: str) -> str:
-    """The line that was typed, in lower case.
+    """Return the line that the learner typed, in lower case.
 
     Raises:
         QuitError: q, or the end of the input.
@@ -96,4 +96,4 @@ def offer_editor(path: str, line: int) -> None:
     try:
         subprocess.run([*wanted, *place], check=False)
     except OSError as error:
-        say(f"can't start {name}: {error.strerror}. Please open the file by hand.")
+        say(f"Can't start {name}: {error.strerror}. Please open the file yourself.")

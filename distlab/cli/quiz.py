@@ -1,4 +1,4 @@
-"""`distlab quiz N`: the checked questions of a phase, one at a time, never graded."""
+"""`distlab quiz N`: ask a phase's questions one at a time, without grading them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _TRIES = 2
 
 
 def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None) -> int:
-    """Ask, or take `answers` (with semicolons), and say which are right; always 0.
+    """Ask questions, or read `answers`, and say which answers are right; return 0.
 
-    Without a number the phase of the current task is asked about.
+    `answers` are separated by semicolons. Without a number, we ask about the phase of
+    the current task.
 
     Raises:
         ValueError: no such phase, no questions, or more answers than questions.
@@ -37,9 +38,12 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
     seed = secrets.randbelow(10_000) if seed is None else seed
     given = None if answers is None else [a.strip() for a in answers.split(";")]
     if given is not None and len(given) > len(questions):
-        raise QuizError(f"got {len(given)} answers to {len(questions)} questions")
-    head = f"{len(questions)} questions, numbers of --seed {seed}"
-    show([("dim", f"{head}; type {_GIVE_UP} for the answer, q to leave")])
+        raise QuizError(
+            f"you gave {len(given)} answers, but there are only {len(questions)} "
+            "questions"
+        )
+    head = f"{len(questions)} questions with the numbers of --seed {seed}"
+    show([("dim", f"{head}; type {_GIVE_UP} to see an answer, or q to leave")])
     kept: dict[str, dict[str, object]] = {}
     for number, question in enumerate(questions, 1):
         posed = question.drawn(seed)
@@ -62,7 +66,7 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
 def _typed(posed: Posed) -> tuple[str, bool]:
     """Ask for an answer until we get a valid one; return it, and True if it's right.
 
-    A wrong answer may be a slip of the finger: there is a second try.
+    A wrong answer may be just a typo, so the learner gets a second try.
 
     Raises:
         QuitError: the learner has had enough.
@@ -76,7 +80,7 @@ def _typed(posed: Posed) -> tuple[str, bool]:
                 [
                     (
                         "dim",
-                        f"   type an answer, {_GIVE_UP} to see it, or q to leave",
+                        f"   type an answer, or {_GIVE_UP} to see it, or q to leave",
                     )
                 ]
             )
@@ -89,14 +93,15 @@ def _typed(posed: Posed) -> tuple[str, bool]:
             [
                 (
                     "plain",
-                    f"   not {given}; try once more, or type {_GIVE_UP} for the answer",
+                    f"   {given} isn't right; try once more, or type {_GIVE_UP} for "
+                    "the answer",
                 )
             ]
         )
 
 
 def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
-    """The answer, and whether it is right; an empty one for who gives up."""
+    """Return the answer and whether it's right; "" if the learner gives up."""
     if text in ("", _GIVE_UP):
         return "", False
     try:
@@ -130,16 +135,17 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
     if is_right:
         lines = [("pass", f"   right: {posed.right_answer}")]
     elif answer:
-        lines = [("fail", f"   not {answer}: it is {posed.right_answer}")]
+        said = f"   {answer} isn't right, the answer is {posed.right_answer}"
+        lines = [("fail", said)]
     else:
-        lines = [("plain", f"   no answer: it is {posed.right_answer}")]
+        lines = [("plain", f"   the answer is {posed.right_answer}")]
     rows = textwrap.wrap(posed.why, screen_width() - 6, break_long_words=False)
     return lines + [("plain", f"   {row}") for row in rows]
 
 
 def _end(progress: Progress, kept: dict[str, dict[str, object]]) -> None:
     right = sum(entry["right"] is True for entry in kept.values())
-    show([("plain", ""), ("plain", f"{right} of {len(kept)} answers are right")])
+    show([("plain", ""), ("plain", f"{right} of {len(kept)} answers were right")])
     if kept:
         try:
             progress.keep("quiz", kept)

@@ -34,7 +34,7 @@ def reset(unit_name: str) -> int:
             [
                 (
                     "plain",
-                    f"{shown(path)} is untouched, so there is nothing to reset",
+                    f"{shown(path)} hasn't been edited, so there is nothing to reset",
                 )
             ]
         )
@@ -48,7 +48,7 @@ def reset(unit_name: str) -> int:
         raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
     show([("plain", f"{shown(path)} is the original template again")])
     if kept:
-        show([("plain", "we kept your file; to get it back:")])
+        show([("plain", "we kept a copy of your file; to get it back:")])
         show([("plain", f"  cp {quote(shown(kept))} {quote(shown(path))}")])
     task = unit.tasks[0]
     show([("dim", f"next: {task.number} {task.title}")])
@@ -56,7 +56,7 @@ def reset(unit_name: str) -> int:
 
 
 def keep_beside(path: Path) -> Path:
-    """Copy the file to a name beside it that is not taken."""
+    """Copy the file to an unused name in the same folder."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     content = path.read_bytes()
     for number in itertools.count():

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from distlab.grading.written_tests import Score
 
 _SKELETON = '''\
-"""Your tests of `{unit}`. To score them: distlab score-test {unit}
+"""Your tests for `{unit}`. To score them, run: distlab score-test {unit}
 
-A test must pass with each right solution and fail with wrong ones. It runs with the
-solutions of each task whose function it names, and can take two parameters:
+A test should pass with every right solution and fail with wrong ones. We run it with
+the solutions of each task whose function it names. It can take two parameters:
 
 run    results = run(program, n) runs program(comm, unit) on n simulated ranks, and
        returns a list with each rank's return value. It fails if a rank raises, if
        all ranks wait, or if a message doesn't fit. results.messages and
        results.num_bytes count what each rank sent, and .rounds, after
        run(program, n, message_bytes=8), is the longest chain of 8-byte messages.
-unit   the solution, for tests that need no ranks
+unit   the solution, for tests that don't need any ranks
 
 Functions: {functions}
 """
@@ -56,13 +56,13 @@ def test_{first}(run):
 
 
 def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
-    """Score the tests of a unit or a task: 0 if all wrong solutions are caught.
+    """Score the tests for a unit or a task; return 0 if they catch every mistake.
 
-    Without a test file a first one is written, and nothing is scored: exit code 10.
+    If there is no test file yet, write a first one and return 10 without scoring.
 
     Raises:
-        CurriculumError: no tests can be written for this, or the file has none.
-        SourceError: the file is not valid Python.
+        CurriculumError: you can't write tests for this, or the file has none.
+        SourceError: the file isn't valid Python.
     """
     curriculum = load_curriculum()
     unit, task = _target(curriculum, name)
@@ -76,7 +76,7 @@ def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
     from distlab.runner import Cluster
 
     tests = read_tests(unit, path)
-    with waiting(f"playing {shown(path)}", quiet=as_json) as sign, Cluster() as cluster:
+    with waiting(f"running {shown(path)}", quiet=as_json) as sign, Cluster() as cluster:
         scored = score(
             curriculum,
             cluster,
@@ -110,7 +110,7 @@ def path_of_tests(curriculum: Curriculum, unit: Unit) -> Path:
 
 
 def _target(curriculum: Curriculum, name: str) -> tuple[Unit, str]:
-    """The unit, and the task if one was named."""
+    """Return the unit, and the task if the learner named one."""
     from distlab.grading.written_tests import units_with_tests
 
     units = {unit.name: unit for unit in units_with_tests(curriculum)}
@@ -139,11 +139,11 @@ def _keep(progress: Progress, unit: Unit, caught: int, total: int) -> None:
 
 
 def _told(curriculum: Curriculum, unit: Unit, scored: Score) -> list[tuple[str, str]]:
-    """The score by task, what does not count, and one that escaped of each task."""
+    """Report the score per task, tests that don't count, and some missed mistakes."""
     lines: list[tuple[str, str]] = []
     for name, (id_, said) in scored.refused.items():
         which = "the reference" if id_ == "reference" else "a right solution"
-        lines.append(("fail", f"{name} doesn't count, because it fails with {which}"))
+        lines.append(("fail", f"{name} doesn't count because it fails with {which}"))
         lines += [("plain", row) for row in wrapped(said, "  ")]
     for task in unit.tasks:
         own = [entry for entry in scored.wrong if entry.task == task.id]
@@ -154,7 +154,7 @@ def _told(curriculum: Curriculum, unit: Unit, scored: Score) -> list[tuple[str, 
         count = f"{len(own) - len(escaped):3} of {len(own):3}"
         lines.append((style, f"{task.number:5}{task.name:20}{count}"))
         if escaped:
-            title = f"one that escaped: {escaped[0].title}"
+            title = f"one that your tests missed: {escaped[0].title}"
             lines += [("plain", row) for row in wrapped(title, "     ")]
     total = (
         f"your tests catch {len(scored.caught)} of {len(scored.wrong)} wrong solutions"

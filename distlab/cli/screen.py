@@ -41,7 +41,7 @@ def show(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def _rows(line: str) -> list[str]:
-    """The line; on a screen that is too narrow for it, cut between words."""
+    """Return the line, wrapped between words if the screen is too narrow for it."""
     width = shutil.get_terminal_size().columns
     if len(line) <= width or not sys.stdout.isatty():
         return [line]
@@ -96,15 +96,15 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def moves() -> bool:
-    """Return True if standard output is a screen on which a line can be taken back."""
+    """Return True if standard output is a screen on which we can erase a line."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def waiting(text: str = "", *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show `text … 3 s` on a screen while the block runs, and take it away after it.
+    """Show `text … 3 s` on a screen while the block runs, then remove it.
 
-    The function that the block gets shows another text; an empty one takes it away.
+    The block gets a function that changes the text; an empty text removes the line.
     """
     if quiet or not moves():
         yield lambda _: None
@@ -118,7 +118,7 @@ def waiting(text: str = "", *, quiet: bool = False) -> Iterator[Callable[[str], 
 
 
 class _WaitingLine:
-    """A line of the screen with the seconds since we first showed it."""
+    """A line on the screen that counts the seconds since we first showed it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -155,7 +155,7 @@ class _WaitingLine:
 
 
 def stopped() -> int:
-    """Say that we got the Ctrl-C, and return its exit code."""
+    """Confirm a Ctrl-C, and return its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
     print("\nstopped; nothing is left running", file=sys.stderr)
     return 130

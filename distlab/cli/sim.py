@@ -41,7 +41,7 @@ def sim(
     open_it: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Simulate one run; exit code 1 if it did not finish.
+    """Simulate one run; return 1 if it doesn't finish.
 
     Raises:
         ValueError: an unknown target, a malformed network, fault or size, or ranks that
@@ -155,7 +155,7 @@ def settings_for(
     """Return the request for the process that simulates.
 
     Raises:
-        ValueError: something of it is malformed or unknown.
+        ValueError: some part of the request is malformed or unknown.
     """
     from distlab.sim.net.nets import as_data
     from distlab.sim.net.quantities import num_bytes
@@ -182,7 +182,7 @@ def simulated(
     """Return the figures of a run at each size, each from a new process.
 
     Raises:
-        ValueError: ranks that do not fit, or code that cannot be simulated.
+        ValueError: the ranks don't fit, or the code can't be simulated.
     """
     from distlab.runner import Cluster, Limits
     from distlab.simulated.play import simulate_target
@@ -223,7 +223,7 @@ def require_room(world_size: int, num_bytes: int) -> None:
     """Require that the ranks and their tensors fit into this machine.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they don't fit.
     """
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(

@@ -45,7 +45,7 @@ def report(settings: dict[str, Any], row: Row, net: Network) -> list[tuple[str, 
     if row["messages"]:
         lines.append(("plain", f"  busiest    {_busiest(row)}"))
     if row["collectives"]:
-        words = f"{row['collectives']} library calls, whose messages we don't count"
+        words = f"{row['collectives']} library calls, and we don't count their messages"
         lines.append(("plain", f"  collective {words}"))
     if row["outcome"] == "finished":
         lines.append(_results(row))
@@ -63,9 +63,9 @@ def _results(row: Row) -> tuple[str, str]:
         return "pass", f"  results    right on all ranks: {row['known']}"
     if row["known"]:
         return "plain", f"  results    the same on all ranks: {row['known']}"
-    words = "the same on all ranks, but we don't know the expected one"
+    words = "the same on all ranks, but we don't know if it's right"
     if row["results"] > 1:
-        words = f"{row['results']} different ones on {n} ranks"
+        words = f"{row['results']} different results on {n} ranks"
     return "plain", f"  results    {words}"
 
 
@@ -75,7 +75,7 @@ def _busiest(row: Row) -> str:
     if median and busiest >= HOT * median:
         times = f"{busiest / median:.0f} times"
         return f"{words}, {times} as much as the median rank, so it's a hot spot"
-    return f"{words}; the median rank {size_words(median)}"
+    return f"{words}, compared with {size_words(median)} on the median rank"
 
 
 _NAMES = {"reference_s": "reference", **FORMULAS}
@@ -113,11 +113,12 @@ def why_no_formula(settings: dict[str, Any], row: Row, net: Network) -> str:
         return ""
     if len(functions) > 1:
         one = f"{settings['source']['unit']}:{functions[0]}"
-        return f"none here, only for a single function such as {one}"
+        return f"known only for a single function, such as {one}"
     if not _kind_of(functions[0], row):
-        return "none here, only for all_reduce, reduce_scatter, all_gather, broadcast"
+        kinds = "all_reduce, reduce_scatter, all_gather and broadcast"
+        return f"known only for {kinds}"
     if not isinstance(net, AlphaBeta):
-        return "none here, only for equal links, as in ethernet-100g"
+        return "known only for equal links, as in ethernet-100g"
     return ""
 
 

@@ -9,23 +9,28 @@ import typer
 Target = Annotated[
     str,
     typer.Argument(
-        help="A task (1.4), unit:function or FILE.py:FUNCTION; by default the last one."
+        help="A task such as 1.4, unit:function, or FILE.py:FUNCTION. The default is "
+        "the task that you checked last."
     ),
 ]
 Net = Annotated[
     str,
     typer.Option(
-        help="ethernet-100g, nvlink, dgx-h100 …; or alpha=10us,bw=100Gbit; "
-        "or nvlink:8,nic=400Gbit,oversub=4; or table:FILE."
+        help="Network to simulate: a name such as ethernet-100g, nvlink or dgx-h100; "
+        "alpha=10us,bw=100Gbit; nvlink:8,nic=400Gbit,oversub=4; or table:FILE."
     ),
 ]
 Size = Annotated[
     str, typer.Option(help="Size of each rank's tensor, such as 64KiB, 1MiB or 4MB.")
 ]
 Whose = Annotated[
-    str, typer.Option(help="mine or reference; yours by default, if it exists.")
+    str,
+    typer.Option(
+        help="Whose code to run: mine or reference. The default is your own code if "
+        "you have written it."
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the ranks' values.")]
+Seed = Annotated[int, typer.Option(help="Seed for the values that the ranks hold.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
@@ -41,9 +46,9 @@ def sim(
     fault: Annotated[
         str,
         typer.Option(
-            help="straggler=3:2.5, kill=5@0.2s, restart=0@0.2s-0.5s, "
-            "freeze=1@0.2s-0.5s, late=7@1s, loss=1%, duplicate=1%, "
-            "partition=0-3@0.1s-0.2s; joined by commas."
+            help="Faults to inject, separated by commas: straggler=3:2.5, "
+            "kill=5@0.2s, restart=0@0.2s-0.5s, freeze=1@0.2s-0.5s, late=7@1s, "
+            "loss=1%, duplicate=1%, partition=0-3@0.1s-0.2s."
         ),
     ] = "",
     size: Size = "1MiB",
@@ -54,7 +59,8 @@ def sim(
         str, typer.Option(help="Write a Chrome trace to this file.")
     ] = "",
     beside: Annotated[
-        bool, typer.Option("--beside", help="Show the reference's run below yours.")
+        bool,
+        typer.Option("--beside", help="Show the reference's run below your own."),
     ] = False,
     open_it: Annotated[
         bool, typer.Option("--open", help="Open the timeline in a browser.")
@@ -122,7 +128,7 @@ def sim(
 def scale(
     name: Target = "",
     worlds: Annotated[
-        list[int] | None, typer.Option("-n", help="Number of ranks; can be repeated.")
+        list[int] | None, typer.Option("-n", help="Number of ranks. Can be repeated.")
     ] = None,
     net: Net = "ethernet-100g",
     size: Size = "64KiB",
@@ -130,7 +136,7 @@ def scale(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Run your function on 2, 4, … 1,024 ranks, and compare it with formulas."""
+    """Run your function on 2, 4, … 1,024 ranks and compare its times with formulas."""
     from distlab.cli.sim import scale
 
     return scale(

@@ -1,7 +1,7 @@
 """`distlab start`: the first 15 minutes, in five screens.
 
-Each screen has one idea, runs something real, and fits into 80 × 24. Two of them ask
-for a prediction first; the answer is kept on this machine and never graded.
+Each screen has one idea, runs something real, and fits into 80 × 24. Two of them first
+ask for a prediction. We keep the answer on this machine and never grade it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEXT = "Enter: next · q: quit > "
 
 
 def start() -> int:
-    """Show the five screens; return 0 even if the learner quits, 11 on a failure."""
+    """Show the five screens; return 11 on failure and 0 even if the learner quits."""
     curriculum = load_curriculum()
     tour = Tour(curriculum, Progress(curriculum.root))
     try:
@@ -51,7 +51,7 @@ class Tour:
         self._averaged: DigitsResult
 
     def lead(self) -> int:
-        """Show all screens, or only the last one to somebody who returns."""
+        """Show all screens, or only the last one to learners who return."""
         if not self._skips():
             self._your_machine()
             from distlab.runner import Cluster, RunnerError
@@ -75,7 +75,8 @@ class Tour:
             return False
         title("welcome back")
         core = [task.id for task in self._curriculum.tasks if not task.stretch]
-        say(f"{len(passed.intersection(core))} of {len(core)} tasks have passed.")
+        done = len(passed.intersection(core))
+        say(f"You have passed {done} of {len(core)} tasks.")
         if not self._all_passed():
             task = current_task(self._curriculum, self._progress)
             say(f"You are at {task.number}: {task.title}.")
@@ -99,7 +100,7 @@ class Tour:
 
         title("1/5  your machine")
         line = LiveLine()
-        line.say("looking at this machine, a few seconds …")
+        line.say("looking at this machine for a few seconds …")
         findings = diagnose()
         line.clear()
         console = Console(highlight=False)
@@ -108,7 +109,7 @@ class Tour:
                 console.print(row, no_wrap=True, overflow="ellipsis")
         say("")
         if any(finding.state == "broken" for finding in findings):
-            say("Something is missing. You can fix it first, or look around anyway.")
+            say("Something is missing. You can fix it first, or take the tour anyway.")
         say(
             "Nothing leaves this computer, and you need neither a GPU nor an account.",
             "",
@@ -151,7 +152,7 @@ class Tour:
         title("3/5  predict, then run")
         say(
             "A small network learns to read 1,437 handwritten digits. Now 4 processes",
-            "run the same training together, each with a quarter of every batch.",
+            "run the same training together, and each takes a quarter of every batch.",
             "",
             "Compared with one process, an epoch will take",
             "    a   a quarter of the time     b   the same time     c   longer",
@@ -167,16 +168,16 @@ class Tour:
         ratio = four.epoch_s / one.epoch_s
         share = f"{100 * four.communication:.0f} %"
         say(
-            f"{_how_long(ratio)} {share} of it went into messages,",
-            f"{kilobytes(four.step_bytes)} from each rank per step.",
+            f"{_how_long(ratio)} The ranks spent {share} of it on messages,",
+            f"and each rank sent {kilobytes(four.step_bytes)} per step.",
         )
         if ratio > 1:
             say("The network is so small that there is hardly any work to divide by 4.")
         say("")
         if proof.holds:
             say(
-                "Yet it is the same training: all ranks have the same weights and, up",
-                "to rounding, so does the one process. Phase 1 is about why.",
+                "Yet the result is the same. All ranks have the same weights and,",
+                "apart from rounding, so does one process. Phase 1 explains why.",
                 "",
             )
         ask(_NEXT)
@@ -188,8 +189,8 @@ class Tour:
 
         title("4/5  predict, then run")
         say(
-            "In every step the 4 ranks average their gradients. Without that line,",
-            "each rank trains on its own quarter of the batch.",
+            "In every step, the 4 ranks average their gradients. Without that line,",
+            "each rank would learn only from its own quarter of the batch.",
             "",
             "The accuracy on held-out digits will",
             "    a   drop to guessing (0.1)     b   stay above 0.9",
@@ -212,10 +213,11 @@ class Tour:
         spread = max(found) - min(found)
         say(
             "",
-            f"Accuracy doesn't show it: best and worst differ by {spread:.3f},",
-            "and a wrong run may even be best. The weights do show it. Without",
-            f"messages you get 4 models, and with sums a weight is off by {off:.2f}.",
-            "That's why this course never grades you by accuracy.",
+            "The accuracy doesn't show the mistake, because the best and the worst run",
+            f"differ by only {spread:.3f}, and a wrong run may even be the best. But",
+            "the weights do show it. Without messages you get 4 different models, and",
+            f"with sums one weight is off by {off:.2f}. That's why this course never",
+            "grades you by accuracy.",
             "",
         )
         ask(_NEXT)
@@ -284,7 +286,7 @@ def _how_long(ratio: float) -> str:
     from distlab.cli.training import times
 
     if ratio > 1.25:
-        return f"It took longer, {times(ratio)} as long."
+        return f"It took {times(ratio)} as long."
     if ratio < 0.8:
-        return f"It took less, {ratio:.2f} of the time."
+        return f"It took only {ratio:.2f} of the time."
     return "It took about the same time."

@@ -21,16 +21,16 @@ from distlab.grading.preflight import look_at
 from distlab.terminal import screen_width
 
 _BAR = 28
-_PAUSE_DAYS = 14  # after so long one has forgotten where one was
+_PAUSE_DAYS = 14  # after this long, learners have forgotten where they were
 
 
 def status(
     *, all_phases: bool = False, route: str = "", now: datetime | None = None
 ) -> int:
-    """Print what has passed of the current phase, of all, or of a route; always 0.
+    """Show progress in the current phase, in all phases or on a route; return 0.
 
     Raises:
-        CurriculumError: no route is called that.
+        CurriculumError: there is no such route.
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
@@ -79,7 +79,7 @@ def _route(
     lines = [("plain", f"{bar}  route {route.name} · {route.title}")]
     lines += [_row(curriculum, task, state, passed) for task in tasks]
     if not left:
-        return [*lines, ("pass", "you have passed all tasks of this route")]
+        return [*lines, ("pass", "you have passed all the tasks on this route")]
     # After a gap it is the task that `start` and `watch` open, if the route has it.
     following = next_task(curriculum, progress)
     task = following if following is not None and following in left else left[0]
@@ -91,7 +91,7 @@ def _route(
 
 
 def _duration(minutes: int) -> str:
-    """Whole hours from two hours on, so that the end of a long path is readable."""
+    """Format minutes, or whole hours from two hours on, so that they read well."""
     return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
 
 
@@ -107,7 +107,8 @@ def _scores(curriculum: Curriculum, kept: dict[str, Any]) -> list[tuple[str, str
         parts.append(f"hunts: {len(found & known)} of {len(known)} found")
     for unit, score in kept.get("tests", {}).items():
         if isinstance(score, dict) and {"caught", "of"} <= set(score):
-            parts.append(f"tests of {unit}: {score['caught']} of {score['of']} caught")
+            caught = f"{score['caught']} of {score['of']}"
+            parts.append(f"your tests for {unit}: {caught} mistakes caught")
     return [("plain", part) for part in parts]
 
 
@@ -120,7 +121,7 @@ def _next(
         more = offer(curriculum, passed, open_ones[0]) if open_ones else []
         see = command("demo --phase 4 --code mine")
         return [
-            ("pass", "all done; now train on your code, and survive a SIGKILL:"),
+            ("pass", "you're done; now train on your own code and survive a SIGKILL:"),
             ("dim", f"      {see}"),
             *more,
         ]
@@ -140,7 +141,7 @@ def _next(
 def _recap(
     curriculum: Curriculum, progress: Progress, last: dict[str, Any], now: datetime
 ) -> list[tuple[str, str]]:
-    """Say after a long pause what was done last, what is next, and its idea."""
+    """After a long pause, recall the last task and introduce the next one."""
     try:
         then = datetime.fromisoformat(last["at"])
         days = (now - then).days
@@ -149,13 +150,13 @@ def _recap(
         return []
     if days < _PAUSE_DAYS:
         return []
-    how = "and it passed" if last.get("passed") else "and it didn't pass yet"
+    how = "and it passed" if last.get("passed") else "but it hadn't passed yet"
     following = current_task(curriculum, progress)
     idea = curriculum.units[following.unit].summary
     return [
         ("rule", f"{days} days ago you checked {task.number} {task.title}, {how}."),
-        ("rule", f"Next is {following.number}: {following.title}."),
-        ("rule", f"The idea of {following.unit}: {idea}."),
+        ("rule", f"Your next task is {following.number}: {following.title}."),
+        ("rule", f"The idea behind {following.unit}: {idea}."),
         ("plain", ""),
     ]
 

@@ -9,7 +9,7 @@ from distlab.paths import shown
 
 
 def templates(*, check_only: bool = False) -> int:
-    """Write the templates, or only compare; exit code 1 when something is off.
+    """Write the templates, or only compare them; return 1 if something is wrong.
 
     Raises:
         RegionError: a solution's markers are wrong.
@@ -30,6 +30,6 @@ def templates(*, check_only: bool = False) -> int:
     write_templates(curriculum, files)
     edited = [file for file in files if file.state == "edited"]
     for file in edited:
-        warn(f"we left {shown(file.path)} alone, because somebody edited it")
+        warn(f"we left {shown(file.path)} alone because somebody has edited it")
     show([("plain", f"{len(files) - len(edited)} templates are up to date")])
     return 1 if edited else 0

@@ -33,14 +33,17 @@ TASK = "monitoring.suspects"
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="The run's --monitor or --records folder. The newest one here by default."
+        help="The folder that you passed to --monitor or --records. The default is "
+        "the newest one here."
     ),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Show it once, then exit.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Show the run's current state, then exit.")
+]
 
 
 def top(folder: Folder = None, once: Once = False) -> int:
-    """Watch a run until it ends: losses, time shares, and the ranks we suspect."""
+    """Watch a run's losses, its use of time and any suspicious ranks until it ends."""
     from distlab.monitor.jsonl import read_folder
     from distlab.monitor.view import view
 
@@ -73,8 +76,8 @@ def _newest() -> Path:
     found = newest_folder(Path.cwd())
     if found is None:
         raise ValueError(
-            "there are no records in this folder yet; write some with "
-            f"{command('ddp --monitor runs/one')}, or show another folder's with "
+            "there are no records in this folder yet; to write some, run "
+            f"{command('ddp --monitor runs/one')}, or name another folder: "
             f"{command('top FOLDER')}"
         )
     return found
@@ -98,7 +101,7 @@ def namer() -> Namer:
     except (CurriculumError, SourceError) as error:
         sentence = str(error)
     except Exception as error:  # of the learner's file, while it was imported
-        sentence = f"your file monitoring: {type(error).__name__}: {error}"
+        sentence = f"your monitoring.py raised {type(error).__name__}: {error}"
     else:
         return lambda recorded: suspected(recorded, unit, whose)
     nobody = Suspected(whose="no suspects", sentences=(sentence.splitlines()[0],))
@@ -155,6 +158,6 @@ def _frame(folder: Path, console: Console, name: Namer | None) -> tuple[Text, bo
         height=height - 1,
         suspected=name(recorded) if name else None,
     )
-    lines.append(("dim", "q closes this view; the run continues"))
+    lines.append(("dim", "press q to close this view, while the run continues"))
     rows = [Text(text, style=STYLES.get(style, "")) for style, text in lines]
     return Text("\n").join(rows), recorded.is_over

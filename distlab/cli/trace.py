@@ -20,13 +20,15 @@ _TITLE = re.compile(r"<title>(.*?)</title>")
 
 
 def trace() -> int:
-    """Open the last timeline where there is a screen for it; else draw it as text."""
+    """Open the last timeline in a browser, or draw it as text if there is no screen."""
     path = timeline_path(Progress(load_curriculum().root))
     try:
         title = _TITLE.search(path.read_text(encoding="utf-8"))
     except OSError:
         check = command("check")
-        show([("plain", f"no timeline yet; a failing `{check}` draws one")])
+        show(
+            [("plain", f"there is no timeline yet; `{check}` draws one when it fails")]
+        )
         return FAILED
     if title:
         show([("plain", line) for line in wrapped(html.unescape(title[1]))])

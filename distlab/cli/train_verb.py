@@ -8,36 +8,49 @@ from typing import Annotated
 
 import typer
 
-Script = Annotated[Path, typer.Option("--script", help="Your training script.")]
+Script = Annotated[Path, typer.Option("--script", help="The training script to run.")]
 Backend = Annotated[
     str,
     typer.Option(
-        help="pytorch-ddp, fsdp2, scratch, ray, horovod, deepspeed, tensorflow."
+        help="Engine to train with: pytorch-ddp, fsdp2, scratch, ray, horovod, "
+        "deepspeed or tensorflow."
     ),
 ]
-NumGpus = Annotated[int | None, typer.Option(help="Ranks in total.")]
+NumGpus = Annotated[int | None, typer.Option(help="Total number of ranks.")]
 NumNodes = Annotated[
-    int, typer.Option(help="Number of nodes; run this command on each.")
+    int, typer.Option(help="Number of nodes. Run this command on each of them.")
 ]
-GpusPerNode = Annotated[int | None, typer.Option(help="Ranks per node.")]
+GpusPerNode = Annotated[int | None, typer.Option(help="Number of ranks per node.")]
 Address = Annotated[
     str | None, typer.Option(help="Address of a Ray cluster, such as ray://head:10001.")
 ]
-NodeRank = Annotated[int | None, typer.Option(help="Number of this node, from 0.")]
+NodeRank = Annotated[
+    int | None, typer.Option(help="Number of this node, counting from 0.")
+]
 MasterAddr = Annotated[str, typer.Option(help="Address of node 0.")]
 MasterPort = Annotated[int, typer.Option(help="Port on node 0 where the nodes meet.")]
 Wire = Annotated[
-    str | None, typer.Option("--communication-backend", help="nccl or gloo.")
+    str | None,
+    typer.Option(
+        "--communication-backend",
+        help="Backend for messages between ranks: nccl or gloo.",
+    ),
 ]
-LogDir = Annotated[Path | None, typer.Option(help="Write rank_<r>.log to this folder.")]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(help="Write a log for each rank, rank_<r>.log, to this folder."),
+]
 Rate = Annotated[
-    float, typer.Option("--cost-per-gpu-hour", help="Cost of one rank per hour.")
+    float,
+    typer.Option("--cost-per-gpu-hour", help="What one rank costs per hour."),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option(help="End the ranks once they have cost this much.")
+    float | None,
+    typer.Option(help="Stop all ranks once the run has cost this much."),
 ]
 Arguments = Annotated[
-    list[str] | None, typer.Argument(help="Arguments of the script, after --.")
+    list[str] | None,
+    typer.Argument(help="Arguments for the script. Put them after --."),
 ]
 
 

@@ -21,11 +21,11 @@ class Trained(Protocol):
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """On the held-out samples."""
+        """Return each rank's accuracy on the held-out samples."""
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of the weights."""
+        """Return the digest of each rank's weights."""
 
     @property
     def epoch_s(self) -> float:

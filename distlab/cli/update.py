@@ -24,8 +24,8 @@ def update(unit_name: str = "") -> int:
     """Renew the template of one unit, or of all, around the learner's own code.
 
     Raises:
-        CurriculumError: there is no such unit, or a file cannot be written.
-        SourceError: a file is no Python; nothing has been changed then.
+        CurriculumError: there is no such unit, or we can't write a file.
+        SourceError: a file isn't valid Python. In that case, we change nothing.
     """
     curriculum = load_curriculum()
     if unit_name and unit_name not in curriculum.units:
@@ -75,7 +75,7 @@ def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
             [
                 (
                     "rule",
-                    f"  {number}: its docstring or signature changed, so read it again",
+                    f"  {number}: the docstring or signature changed, so read it again",
                 )
             ]
         )
@@ -84,7 +84,8 @@ def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
             [
                 (
                     "fail",
-                    "  the template changed these; only the old file has your version:",
+                    "  the template changed these, so your version is only in the old "
+                    "file:",
                 )
             ]
         )

@@ -23,8 +23,8 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
 
     Raises:
         CurriculumError: no such side, unit or task.
-        SourceError: the learner's file is demanded and is no Python.
-        ProgressUnavailableError: the choice cannot be kept.
+        SourceError: the learner's file is needed, but it isn't valid Python.
+        ProgressUnavailableError: we can't save the choice.
     """
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)

@@ -133,7 +133,7 @@ class _Session:
         task, following = self._task, self._following()
         passed = self._passed() | self._passed_here
         if following is None:
-            self._say("dim", "  no other task is left")
+            self._say("dim", "  there are no other tasks left")
             self._say_keys()
         elif task.id not in passed and not self._skip_asked:
             self._skip_asked = True
@@ -154,13 +154,14 @@ class _Session:
         path = timeline_path(self._progress)
         if self._task.kind == "plan":
             self._say(
-                "dim", "  no timeline, because no rank sends anything in this task"
+                "dim",
+                "  this task has no timeline, because no rank sends anything in it",
             )
         elif path.exists():
             self._say("dim", f"  timeline: {shown(path)}")
             open_page(path)
         else:
-            self._say("dim", "  no timeline yet; a run that fails draws one")
+            self._say("dim", "  there is no timeline yet; we draw one when a run fails")
 
     def files(self) -> set[Path]:
         """Watch the learner's files."""
@@ -269,7 +270,7 @@ class _Session:
             only = f"we're watching only {self._task.number}"
             self._say("dim", f"  saved {names}, but {only}")
         elif not passed_again:
-            self._say("dim", f"  saved {names}, but no task's code changed there")
+            self._say("dim", f"  saved {names}, but no task's code has changed in it")
         self._say_keys()
 
     def _move_on_if_begun(self) -> None:

@@ -128,7 +128,7 @@ def as_side(text: str, what: str = "the side") -> Side:
     for side in SIDES:
         if text == side:
             return side
-    raise CurriculumError(f"{what} is mine, reference or auto; {text!r} is none")
+    raise CurriculumError(f"{what} must be mine, reference or auto, not {text!r}")
 
 
 def names_to_set(curriculum: Curriculum, names: list[str]) -> list[str]:
@@ -184,7 +184,7 @@ def _part(
         if state != "started":
             why = {"not_started": "not started"}.get(state, "not in your file")
         elif side == "auto" and task.id not in passed:
-            why = "yours has not passed"
+            why = "yours hasn't passed"
     owner = reference if why or mine is None else mine
     return Part(
         task=task.id,

@@ -146,7 +146,8 @@ class Progress:
                 self._write(state)
         except OSError as error:
             raise ProgressUnavailableError(
-                f"progress is not kept: cannot write {self.folder} ({error.strerror})"
+                "we can't save your progress, because we can't write to "
+                f"{self.folder} ({error.strerror})"
             ) from error
 
     def _put_aside(self) -> None:

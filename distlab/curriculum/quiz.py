@@ -220,7 +220,7 @@ def _filled(text: str, names: dict[str, float]) -> str:
 def _letters(text: str, count: int) -> set[str]:
     letters = set(re.sub(r"[\s,]|and", "", text.lower()))
     if not letters or not letters <= set(LETTERS[:count]):
-        raise AnswerError(f"the options are {', '.join(LETTERS[:count])}")
+        raise AnswerError(f"choose from the options {', '.join(LETTERS[:count])}")
     return letters
 
 
@@ -228,14 +228,14 @@ def _number(text: str, unit: str) -> float:
     match = _SPLIT.fullmatch(text.strip())
     number, given = (match["number"], match["unit"].lower()) if match else ("", "")
     if not any(character.isdigit() for character in number):
-        raise AnswerError("a number is asked for")
+        raise AnswerError("the answer is a number")
     factor = _UNITS[unit].get(given)
     if factor is None:
         raise AnswerError(
-            f"{given!r} is no unit for this"
-            + (f": {unit} are asked for" if unit else "")
+            f"{given!r} isn't the right unit"
+            + (f"; please answer in {unit}" if unit else "")
         )
     try:
         return factor * evaluate(re.sub(r"(?<=\d)[,_](?=\d)", "", number))
     except FormulaError:
-        raise AnswerError("a number is asked for") from None
+        raise AnswerError("the answer is a number") from None

@@ -55,7 +55,7 @@ def download(
         else:
             raise DownloadError(
                 f"{known.title} could not be downloaded: {name}.gz: "
-                f"{'; '.join(refusals)}; with the four files from elsewhere, use "
+                f"{'; '.join(refusals)}; if you have the four files, use "
                 "--data-dir FOLDER"
             )
 
@@ -105,7 +105,7 @@ def _fetch(mirror: str, target: Path, known: KnownSet, patience_s: float) -> str
 
 def _copy(address: str, write: Callable[[bytes], object], patience_s: float) -> str:
     if urlsplit(address).scheme not in ("http", "https"):
-        return "a mirror's address begins with http:// or https://"
+        return "the address of a mirror must begin with http:// or https://"
     try:
         with urllib.request.urlopen(address, timeout=patience_s) as answer:
             promised = answer.headers.get("Content-Length")
@@ -113,7 +113,7 @@ def _copy(address: str, write: Callable[[bytes], object], patience_s: float) -> 
             while piece := answer.read(_PIECE):
                 length += len(piece)
                 if length > _MOST_BYTES:
-                    return "it sends far more than such a file has"
+                    return "it sends far more than such a file contains"
                 write(piece)
     except urllib.error.HTTPError as error:
         return f"it answered {error.code} {error.reason}"

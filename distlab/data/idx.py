@@ -59,7 +59,7 @@ def read_idx(path: Path, num_dims: int, *, sha256: str = "") -> Bytes:
             body = file.read(math.prod(sizes) + 1)  # one more would be one too many
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise IdxError(
-            f"{path} cannot be unpacked, it is cut short or damaged: {error}"
+            f"{path} can't be unpacked because it is cut short or damaged: {error}"
         ) from error
     except OSError as error:
         raise IdxError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -92,14 +92,14 @@ def _header(path: Path, file: IO[bytes], num_dims: int) -> tuple[bytes, list[int
     if len(magic) < 4 or magic[:2] != b"\0\0":
         raise IdxError(
             f"{path} is not an IDX file: it begins with "
-            f"{magic.hex(' ') or 'nothing'}, and IDX begins with 00 00"
+            f"{magic.hex(' ') or 'nothing'}, but IDX begins with 00 00"
         )
     if magic[2] != _UNSIGNED:
         held = _OTHER_TYPES.get(magic[2], f"values of the unknown type {magic[2]:#04x}")
         raise IdxError(f"{path} holds {held}, not unsigned bytes")
     if magic[3] != num_dims:
         raise IdxError(
-            f"{path} holds {_kind(magic[3])}; {_kind(num_dims)} are expected there"
+            f"{path} holds {_kind(magic[3])}, but it should hold {_kind(num_dims)}"
         )
     sizes = file.read(4 * num_dims)
     if len(sizes) < 4 * num_dims:
@@ -114,8 +114,8 @@ def _check_length(path: Path, sizes: list[int], length: int) -> None:
     promised = math.prod(sizes)
     if length < promised:
         raise IdxError(
-            f"{path} is cut short: its header promises {_product(sizes)} bytes, and "
-            f"{length:,} of {promised:,} are there"
+            f"{path} is cut short: its header promises {_product(sizes)} bytes, but it "
+            f"has only {length:,} of {promised:,}"
         )
     if length > promised:
         raise IdxError(
@@ -127,8 +127,8 @@ def _check_sum(path: Path, content: bytes, sha256: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if sha256 and found != sha256:
         raise IdxError(
-            f"{path} has not the content that it should have: unpacked, its SHA-256 "
-            f"is {found[:12]}…, and {sha256[:12]}… is expected"
+            f"{path} doesn't have the right content: unpacked, its SHA-256 is "
+            f"{found[:12]}…, but it should be {sha256[:12]}…"
         )
 
 

@@ -14,25 +14,29 @@ _FEW = 8  # ranks that have a row each
 _TITLES = ("rank", "state", "call", "operation", "shape", "dtype", "where")
 
 _ADVICE = {
-    "operation": "Every rank must make the same calls in the same order: look for a "
-    "branch on the rank, or for data that differ.",
+    "operation": "Every rank must make the same calls in the same order, so look for "
+    "a branch on the rank, or for data that differs between ranks.",
     "dtype": "Convert the tensor to one dtype on all ranks.",
-    "size": "Make the tensors equally large on all ranks, or pad them.",
+    "size": "Use tensors of the same size on all ranks, or pad them.",
     "root": "Pass the same src or dst on all ranks.",
-    "absent": "Look at what this rank did after its last call: did it leave its loop "
-    "early, raise, or compute?",
-    "no-dump": "Look at the logs of these ranks, and at memory and preemption.",
+    "absent": "Find out what this rank did after its last call. Did it leave its loop "
+    "early, raise an exception, or spend its time computing?",
+    "no-dump": "Check the logs of these ranks, and whether they ran out of memory or "
+    "were preempted.",
     "circle": "Make these calls in the same order on all ranks.",
-    "apart": "The dumps don't say who belongs to these groups. If ranks enter two "
-    "groups in opposite order, each waits for the other.",
-    "agree": "The program is right as far as this shows: look at the network, the "
-    "GPUs, or a rank that is slow.",
+    "apart": "The dumps don't say which ranks belong to these groups. If two ranks "
+    "enter two groups in opposite order, each waits for the other.",
+    "agree": "As far as we can see, the program is right. Check the network and the "
+    "GPUs, and look for a rank that is slow.",
 }
 _GLOO = (
-    "Gloo records neither send nor recv: a rank that called nothing may be in one of "
-    "them."
+    "Gloo doesn't record send or recv, so a rank that seems to be in no call may be in "
+    "one of them."
 )
-_ROOTS = "The root of a broadcast or a reduce is not on record: compare src and dst."
+_ROOTS = (
+    "The dumps don't record the root of a broadcast or a reduce, so compare src and "
+    "dst yourself."
+)
 
 
 def page(records: Records, hang: Hang) -> list[Line]:

@@ -173,15 +173,15 @@ def read_dumps(paths: Iterable[Path], world_size: int = 0) -> Records:
         dump = _read(path)
         if dump.rank in dumps:
             raise ValueError(
-                f"{dumps[dump.rank].path} and {path} are both of rank {dump.rank}: "
-                "give one file for each rank of one job"
+                f"{dumps[dump.rank].path} and {path} are both from rank {dump.rank}: "
+                "pass one file per rank, all from the same job"
             )
         dumps[dump.rank] = dump
     if not dumps:
-        raise ValueError("there is no dump here: give the files, or their folder")
+        raise ValueError("there is no dump here: pass the files or their folder")
     seen = max(max(dumps) + 1, *(dump.listed for dump in dumps.values()))
     if world_size and world_size < seen:
-        raise ValueError(f"--ranks {world_size}: the dumps speak of {seen} ranks")
+        raise ValueError(f"--ranks {world_size}: the dumps mention {seen} ranks")
     names = {key: name for dump in dumps.values() for key, name in dump.names.items()}
     return Records(dict(sorted(dumps.items())), world_size or seen, names)
 
@@ -204,15 +204,16 @@ def _read(path: Path) -> Dump:
     rank = _RANK.search(stem)
     if rank is None:
         raise ValueError(
-            f"{path}: the name of a dump ends with its rank, as in nccl_trace_rank_3"
+            f"{path}: the name of a dump must end with its rank, as in "
+            "nccl_trace_rank_3"
         )
     value = _load(path)
     if not isinstance(value, dict) or not {"entries", "version"} <= value.keys():
         raise ValueError(f"{path} is not a dump of torch's flight recorder")
     if str(value["version"]).partition(".")[0] != str(_VERSION):
         raise ValueError(
-            f"{path} has version {value['version']} of the format, and distlab reads "
-            f"version {_VERSION}: read it with the torch that wrote it"
+            f"{path} has version {value['version']} of the format, but distlab reads "
+            f"version {_VERSION}: use the torch that wrote it to read it"
         )
     try:
         return dump_of(path, int(rank[1] or rank[2]), value)
@@ -241,12 +242,12 @@ def _load(path: Path) -> Any:
         return json.loads(data)
     except _CodeError as error:
         raise ValueError(
-            f"{path} is not a dump: as a pickle it would call {error}. Nothing of it "
-            "was run"
+            f"{path} is not a dump, because unpickling it would call {error}. We "
+            "didn't run any of it"
         ) from None
     except _BROKEN:
         raise ValueError(
-            f"{path} is damaged, or not a dump of torch's flight recorder"
+            f"{path} is damaged, or isn't a dump of torch's flight recorder"
         ) from None
 
 

@@ -19,85 +19,95 @@ from distlab.launch.config import LaunchError
 USAGE = """\
 usage: python -m distlab.launch [flags] script.py [arguments of the script]
 
-Starts the ranks of script.py, with the environment that torchrun gives them.
+Starts one process per rank to run script.py, in the environment that torchrun would
+give them. Defaults are in parentheses.
 
-  -n, --nproc-per-node N ranks on this node (1), or auto, gpu, cpu for one on each
-  --max-restarts N       restart all ranks after a failure, at most N times (0); exit
-                         code 2 means that the script was called incorrectly, so we
-                         don't restart
-  --monitor-interval S   look at the ranks every S seconds (0.1)
-  --grace-period S       seconds from SIGTERM to SIGKILL (30), or --shutdown-timeout
-  --signals-to-handle L  signals that stop the job and reach the ranks unchanged, such
-                         as SIGUSR1,SIGINT. Otherwise Ctrl-C, which is SIGINT, reaches
-                         the ranks as SIGTERM, because a script may save on SIGTERM
-  --backend NAME         gloo, nccl or tcp (gloo)
-  -m, --module           script.py is the name of a module, as in python -m
-  --no-python            script.py is a command; don't run it with Python
-  --run-path             run it with runpy.run_path
+  -n, --nproc-per-node N number of ranks on this node (1), or auto, gpu or cpu for one
+                         rank per device or core
+  --max-restarts N       restart all ranks after a failure, at most N times (0). We
+                         don't restart after exit code 2, which means that the script
+                         was called incorrectly
+  --monitor-interval S   check on the ranks every S seconds (0.1)
+  --grace-period S       wait S seconds between SIGTERM and SIGKILL (30);
+                         --shutdown-timeout does the same
+  --signals-to-handle L  stop the job on these signals, such as SIGUSR1,SIGINT, and pass
+                         them to the ranks unchanged. Without this option, Ctrl-C
+                         reaches the ranks as SIGTERM instead of SIGINT, because a
+                         script may save on SIGTERM
+  --backend NAME         backend for messages: gloo, nccl or tcp (gloo)
+  -m, --module           run script.py as a module, as python -m does
+  --no-python            run script.py as a command, without Python
+  --run-path             run script.py with runpy.run_path
 
-Stdout shows what the ranks print on both streams, with the rank before each line;
-what the launcher itself says is on stderr:
+Everything that the ranks print on either stream appears on stdout, with the rank at the
+start of each line. Messages from the launcher itself go to stderr.
 
-  --log-dir DIR          write rank_<r>.log to this folder
-  -r, --redirects WHICH  don't show stdout (1), stderr (2), both (3), or by local
-                         rank: 0:3,1:1; you'll find them only in the logs
-  -t, --tee WHICH        show them as well as keeping them in the logs
-  --local-ranks-filter L show only these local ranks, such as 0,1
+  --log-dir DIR          write a log for each rank, rank_<r>.log, to this folder
+  -r, --redirects WHICH  hide stdout (1), stderr (2) or both (3), so that they're only
+                         in the logs. You can choose by local rank, as in 0:3,1:1
+  -t, --tee WHICH        show these streams and also keep them in the logs
+  --local-ranks-filter L show only the output of these local ranks, such as 0,1
   --duplicate-stdout-filters, --duplicate-stderr-filters TEXTS
-                         copy lines that contain a text to filtered_<stream>.log
-  --monitor FOLDER       record the steps of all ranks without changing the script;
-                         `distlab top FOLDER` shows them
-  --explain-hangs        record the ranks' calls. If the ranks hang, say within about
-                         a second which of them disagree, and in which lines
-  --on-hang WHAT         then end the job (abort), count it as a failure (restart), or
-                         leave the ranks as they are (report)
-  --no-progress S        after S seconds without a call, say where every rank is (60)
-  --hang-report FILE     write the report as JSON too; --hang-stacks prints the stacks
-  --also PLACES          send them to tensorboard, prometheus, prometheus:PORT too
-  --role NAME            ROLE_NAME of the ranks (default)
+                         copy lines that contain one of these texts to
+                         filtered_<stream>.log
+  --monitor FOLDER       record the steps of all ranks without changing the script. To
+                         see them, run `distlab top FOLDER`
+  --explain-hangs        record the ranks' calls. If the ranks hang, say within about a
+                         second which of them disagree, and in which lines
+  --on-hang WHAT         what to do then: end the job (abort), treat the hang as a failure
+                         (restart), or leave the ranks as they are (report)
+  --no-progress S        say where every rank is after S seconds without a call (60)
+  --hang-report FILE     also write the report as JSON; --hang-stacks prints the stacks
+  --also PLACES          also send the records to tensorboard, prometheus or
+                         prometheus:PORT
+  --role NAME            set ROLE_NAME for the ranks (default)
 
   --standby K            keep K spare processes. When a rank dies, one of them takes its
-                         place, while the others stay and no step is lost. The script
-                         has to train with distlab.distributed.elastic, and each
-                         process that we start later counts as a restart
-  --elastic MIN:MAX      alternatively, start MAX ranks and continue with fewer when
-                         some die. For each that ends, a new one joins if
-                         --max-restarts allows it. To change the size while the job
-                         runs, write a number to LOG_DIR/ranks
-  --global-batch-size N  with --elastic: samples per step, over all ranks together
-  --microbatch-size N    with --elastic: samples per microbatch, from which we tell the
-                         ranks their number of accumulation steps
-  --join-grace S         with --elastic: how long a smaller group waits for more (0.5)
-  --freeze-timeout S     with both: kill and replace a rank that completes no step for
-                         S seconds and for ten usual steps (10)
+                         place, while the other ranks keep running and no step is lost.
+                         The script has to train with distlab.distributed.elastic, and
+                         each process that we start later counts as a restart
+  --elastic MIN:MAX      start MAX ranks and continue with fewer when some of them die.
+                         This is an alternative to --standby. For each rank that ends, a
+                         new one joins if --max-restarts allows it. To change the number
+                         of ranks while the job runs, write it to LOG_DIR/ranks
+  --global-batch-size N  with --elastic: number of samples per step over all ranks
+  --microbatch-size N    with --elastic: number of samples per microbatch, which decides
+                         how many steps the ranks accumulate gradients for
+  --join-grace S         with --elastic: how long a smaller group waits for more ranks
+                         to join (0.5)
+  --freeze-timeout S     with --standby or --elastic: kill and replace a rank if it
+                         completes no step for S seconds and for ten usual steps (10)
 
-Several nodes, with one agent on each; under srun you need none of these:
+To use several nodes, start one agent on each of them. Under srun, you don't need any of
+these flags.
 
-  --nnodes N             number of nodes (1). With MIN:MAX, start with MIN nodes if the
-                         rest don't join in time; a node that comes later takes part
-                         after the next restart
-  --last-call S          with MIN:MAX: seconds that MIN nodes wait for the others (30)
-  --node-rank R          number of this node, from 0
+  --nnodes N             number of nodes (1). With MIN:MAX, we start with MIN nodes if
+                         the rest don't join in time, and a node that joins later takes
+                         part after the next restart
+  --last-call S          with MIN:MAX: how many seconds MIN nodes wait for others (30)
+  --node-rank R          number of this node, counting from 0
   --master-addr ADDR     address of node 0
-  --master-port PORT     on one node, the store's port (a free one); on several, where
-                         the agents meet
-  --rdzv-backend c10d    node 0 is the one at --rdzv-endpoint, and numbers the others
+  --master-port PORT     port where the agents meet or, on a single node, port of the
+                         store (a free one)
+  --rdzv-backend c10d    make the node at --rdzv-endpoint node 0, and let it number the
+                         others
   --rdzv-endpoint H:P    same as --master-addr H --master-port P
-  --rdzv-id NAME         name of this job; agents with another name are refused
+  --rdzv-id NAME         name of this job; agents with a different name are refused
   --rdzv-conf K=V,…      join_timeout, last_call_timeout, is_host, …
   --local-addr ADDR      this node's own address
-  --standalone           use one node, whatever srun and the environment say
-  --start-timeout S      seconds that the agents wait for one another (300)
-  --node-timeout S       seconds of silence after which a node is lost (15)
+  --standalone           use a single node, even if srun or the environment says
+                         otherwise
+  --start-timeout S      how many seconds the agents wait for one another (300)
+  --node-timeout S       treat a node as lost after S seconds without a sign of it (15)
 
-  --virtual-local-rank   LOCAL_RANK is 0, and each rank sees only its own GPU
+  --virtual-local-rank   set LOCAL_RANK to 0 and let each rank see only its own GPU
   --numa-binding HOW     keep each rank on the CPUs near its GPU, as torchrun does
-  --start-method M       spawn, fork or forkserver; makes no difference for scripts
-  --event-log-handler H  null or console; makes no difference either
+  --start-method M       spawn, fork or forkserver; has no effect on scripts
+  --event-log-handler H  null or console; has no effect either
 
-Everything after script.py belongs to the script. PET_NNODES and so on set options of
-torchrun. The agents decide with tasks 3.17 and 3.18: `distlab use mine
-process_group` makes them run your code.
+Everything after script.py is passed to the script. You can also set torchrun's options
+with environment variables such as PET_NNODES. The agents make their decisions with
+tasks 3.17 and 3.18. To have them run your code: distlab use mine process_group
 """
 
 
@@ -147,7 +157,9 @@ def parse(
     if left and left[0] == "--":
         del left[0]
     if not left:
-        raise LaunchError("no script is named: python -m distlab.launch script.py")
+        raise LaunchError(
+            "there is no script to run: python -m distlab.launch script.py"
+        )
     return CommandLine(options.settings_of(said, srun), left[0], tuple(left[1:]))
 
 
@@ -159,11 +171,11 @@ def _take(left: list[str], said: dict[str, Any]) -> None:
     name = options.find(flag)
     if options.OPTIONS[name].is_flag:
         if has_value:
-            raise LaunchError(f"{flag} takes no value, but got {text!r}")
+            raise LaunchError(f"{flag} doesn't take a value, but got {text!r}")
         said[name] = True
         return
     if not has_value:
         if not left:
-            raise LaunchError(f"{flag} has no value")
+            raise LaunchError(f"{flag} needs a value")
         text = left.pop(0)
     said[name] = options.value(name, text, flag)

@@ -119,16 +119,18 @@ class LaunchConfig:
         self._expect_seconds()
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
-            raise LaunchError(f"backend is {self.backend!r}; there are {known}")
+            raise LaunchError(f"backend is {self.backend!r}; choose one of {known}")
         if not 0 <= self.master_port < 2**16:
-            raise LaunchError(f"master_port is {self.master_port}, no port: 0 to 65535")
+            raise LaunchError(
+                f"master_port is {self.master_port}, but it must be 0 to 65535"
+            )
         if self.run_as not in RUN_AS:
-            raise LaunchError(f"run_as is {self.run_as!r}; there are {RUN_AS}")
+            raise LaunchError(f"run_as is {self.run_as!r}; choose one of {RUN_AS}")
         if self.on_hang not in ON_HANG:
             known = ", ".join(ON_HANG)
-            raise LaunchError(f"on_hang is {self.on_hang!r}; there are {known}")
+            raise LaunchError(f"on_hang is {self.on_hang!r}; choose one of {known}")
         if self.also and self.monitor is None:
-            raise LaunchError("also is given, but no monitor: name a folder")
+            raise LaunchError("also needs monitor, so name a folder for it")
         self._expect_signals()
         self._expect_node_rank()
         self._expect_nodes()
@@ -149,7 +151,9 @@ class LaunchConfig:
         least, _, most = (self.elastic or "").partition(":")
         if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
             return int(least), int(most)
-        raise LaunchError(f"elastic is {self.elastic!r}, must be MIN:MAX, such as 2:4")
+        raise LaunchError(
+            f"elastic is {self.elastic!r}, but it must be MIN:MAX, such as 2:4"
+        )
 
     @property
     def stays(self) -> bool:
@@ -204,9 +208,11 @@ class LaunchConfig:
         for name, smallest in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise LaunchError(f"{name} is {value!r}, must be a whole number")
+                raise LaunchError(f"{name} is {value!r}, but it must be a whole number")
             if value < smallest:
-                raise LaunchError(f"{name} is {value}, must be at least {smallest}")
+                raise LaunchError(
+                    f"{name} is {value}, but it must be at least {smallest}"
+                )
 
     def _expect_seconds(self) -> None:
         may_be_zero = ("grace_period", "join_grace")
@@ -214,20 +220,24 @@ class LaunchConfig:
         for name in (*others, "node_timeout", "no_progress", *may_be_zero):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not abs(value) < math.inf:
-                raise LaunchError(f"{name} is {value!r}, must be a number of seconds")
+                raise LaunchError(
+                    f"{name} is {value!r}, but it must be a number of seconds"
+                )
             if value < 0 or (value == 0 and name not in may_be_zero):
                 least = "at least 0" if name in may_be_zero else "more than 0"
-                raise LaunchError(f"{name} is {value} s, must be {least}")
+                raise LaunchError(f"{name} is {value} s, but it must be {least}")
             if value > LONGEST_S:
-                raise LaunchError(f"{name} is {value} s, must be at most {LONGEST_S} s")
+                raise LaunchError(
+                    f"{name} is {value} s, but it must be at most {LONGEST_S} s"
+                )
 
     def _expect_nodes(self) -> None:
         if self.min_nodes is None:
             return
         if not 1 <= self.min_nodes <= self.nnodes:
             raise LaunchError(
-                f"nnodes is {self.min_nodes}:{self.nnodes}, must be MIN:MAX, such as "
-                "1:2"
+                f"nnodes is {self.min_nodes}:{self.nnodes}, but it must be MIN:MAX, "
+                "such as 1:2"
             )
 
     def _expect_one_node(self) -> None:
@@ -237,31 +247,39 @@ class LaunchConfig:
         if self.elastic is not None:
             _, most = self.sizes
             if self.standby is not None:
-                raise LaunchError("standby and elastic exclude each other: choose one")
+                raise LaunchError("standby and elastic can't be combined: choose one")
             if self.nproc_per_node not in (1, most):
-                raise LaunchError("elastic says how many ranks: leave --nproc-per-node")
+                raise LaunchError(
+                    "elastic already says how many ranks to start, so drop "
+                    "--nproc-per-node"
+                )
             if (self.global_batch_size or most) < most:
-                raise LaunchError(f"global_batch_size must be at least {most}, as MAX")
+                raise LaunchError(
+                    f"global_batch_size must be at least {most}, one for each of MAX "
+                    "ranks"
+                )
         if self.nnodes > 1:
-            raise LaunchError(f"{name} knows one node only; leave --nnodes out")
+            raise LaunchError(f"{name} works only on a single node, so drop --nnodes")
         if self.backend != "gloo":
-            raise LaunchError(f"{name} knows backend gloo only, not {self.backend}")
+            raise LaunchError(
+                f"{name} works only with the backend gloo, not with {self.backend}"
+            )
         self._expect_what_forked_processes_can(name)
 
     def _expect_what_forked_processes_can(self, name: str) -> None:
         if self.run_as == "command":
-            raise LaunchError(f"{name} only runs Python scripts; drop --no-python")
+            raise LaunchError(f"{name} only runs Python scripts, so drop --no-python")
         if any(self.output.is_split(rank) for rank in range(self.world_size)):
             raise LaunchError(
-                f"{name} keeps both streams of a rank in one file: redirect both or "
-                "neither, and drop --duplicate-stdout-filters"
+                f"{name} writes both streams of a rank to one file, so redirect either "
+                "both or neither, and drop --duplicate-stdout-filters"
             )
         for option in (
             *("virtual_local_rank", "numa_binding", "monitor", "explain_hangs"),
         ):
             if getattr(self, option):
                 flag = option.replace("_", "-")
-                raise LaunchError(f"{name} does not support --{flag}; drop it")
+                raise LaunchError(f"{name} doesn't support --{flag}, so drop it")
 
     def _expect_signals(self) -> None:
         for name in self.signals_to_handle:
@@ -277,8 +295,8 @@ class LaunchConfig:
     def _expect_node_rank(self) -> None:
         if self.nnodes > 1 and self.node_rank is None and not self.any_node:
             raise LaunchError(
-                f"nnodes is {self.nnodes}: say which node this is, with --node-rank "
-                f"0 to {self.nnodes - 1}"
+                f"nnodes is {self.nnodes}, so use --node-rank, from 0 to "
+                f"{self.nnodes - 1}, to say which node this is"
             )
         if not 0 <= self.node < self.nnodes:
             raise LaunchError(
@@ -306,5 +324,7 @@ def config_from(values: Mapping[str, Any]) -> LaunchConfig:
     known = [one.name for one in fields(LaunchConfig)]
     for name in values:
         if name not in known:
-            raise LaunchError(f"there is no {name!r}; there are {', '.join(known)}")
+            raise LaunchError(
+                f"there is no setting {name!r}; choose from {', '.join(known)}"
+            )
     return LaunchConfig(**values)

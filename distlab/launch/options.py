@@ -34,7 +34,7 @@ class Option:
     """One option; we write its name with underscores, but users may use dashes."""
 
     read: Callable[[str], Any] = str
-    must_be: str = "a text"
+    must_be: str = "text"
     is_flag: bool = False
     is_torchruns: bool = False
     """If True, PET_<NAME> in the environment also sets it."""
@@ -78,8 +78,8 @@ def processes(text: str) -> int:
         kind = torch.cuda if text == "gpu" else torch.xpu
         if not kind.is_available():
             raise LaunchError(
-                f"--nproc-per-node {text}: torch finds none here; give a number, or "
-                "cpu for one rank per core"
+                f"--nproc-per-node {text}: torch finds no such device here; pass a "
+                "number, or cpu for one rank per core"
             )
         return int(kind.device_count())
     if text == "auto" and torch.accelerator.is_available():
@@ -147,7 +147,7 @@ def _refused(instead: str) -> Option:
 
 _FLAG = Option(is_flag=True, is_torchruns=True)
 _WHOLE, _SECONDS = "a whole number", "a number of seconds"
-_STREAMS = "0 to 3, or such as 0:3,1:1"
+_STREAMS = "0 to 3, or a list such as 0:3,1:1"
 _NUMA = ("node", "socket", "exclusive", "core-complex")
 
 TORCHRUNS: dict[str, Option] = {
@@ -255,15 +255,15 @@ def value(name: str, text: str, flag: str) -> Any:
         raise
     except ValueError:
         raise LaunchError(
-            f"{flag} is {text!r}, must be {option.must_be}{_hint(name, text)}"
+            f"{flag} is {text!r}, but it must be {option.must_be}{_hint(name, text)}"
         ) from None
 
 
 def _hint(name: str, text: str) -> str:
     if name == "rdzv_backend":
         return (
-            f": agents meet at node 0, so they don't need {text}; with c10d, name node "
-            "0 with --rdzv-endpoint"
+            f". Agents meet at node 0, so they don't need {text}. To use c10d, pass "
+            "the address of node 0 with --rdzv-endpoint"
         )
     return ""
 
@@ -285,7 +285,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         elif text.strip().lstrip("-").isdigit():
             said[name] = bool(int(text))
         else:
-            raise LaunchError(f"{variable} is {text!r}, must be 0 or 1")
+            raise LaunchError(f"{variable} is {text!r}, but it must be 0 or 1")
     if template := environment.get(_TEMPLATE):
         said["template"] = template
     return said
@@ -328,7 +328,7 @@ def _run_as(left: dict[str, Any]) -> str:
         return "path"
     if is_module and is_command:
         raise LaunchError(
-            "--module and --no-python exclude each other, because a module needs "
+            "--module and --no-python can't be combined, because a module needs "
             "Python: drop one of them"
         )
     return "module" if is_module else "command" if is_command else "script"

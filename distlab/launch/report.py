@@ -47,7 +47,7 @@ class Failure:
             return f"{who} ended with exit code {self.code}"
         meaning = meaning_of_signal(-self.code)
         if self.code == -signal.SIGKILL:
-            meaning = "which the system sends too, when memory runs out"
+            meaning = "which the system also sends when memory runs out"
         told = f", {meaning}" if meaning else ""
         return f"{who} was ended by {name_of_signal(-self.code)}{told}"
 
@@ -55,7 +55,7 @@ class Failure:
 def restarting(failure: Failure | None, max_restarts: int, generation: int) -> str:
     """Return a line that says all ranks are about to restart."""
     what = failure.what if failure else "a rank failed"
-    return f"{PREFIX} {what}; restart {generation - 1}, at most {max_restarts}\n"
+    return f"{PREFIX} {what}; restart {generation - 1} of at most {max_restarts}\n"
 
 
 def not_restarting(failure: Failure) -> str:
@@ -77,13 +77,13 @@ def misplaced(flag: str, script: str) -> str:
 def going_on(num_nodes: int, most: int, world_size: int) -> str:
     """Return a line that says the number of nodes has changed."""
     ranks = f"{world_size} rank{'s' * (world_size != 1)}"
-    return f"{PREFIX} goes on with {num_nodes} of {most} nodes: {ranks}\n"
+    return f"{PREFIX} continuing with {num_nodes} of {most} nodes and {ranks}\n"
 
 
 def recovered(failure: Failure, size: int, step: int, seconds: float) -> str:
     """Return a line that says the other ranks stayed, and all continue."""
     return (
-        f"{PREFIX} {failure.what}; {size} ranks go on: step {step} is complete "
+        f"{PREFIX} {failure.what}; {size} ranks continued and completed step {step} "
         f"{seconds:.2f} s later\n"
     )
 
@@ -95,7 +95,7 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
     after = ""
     if generation > 1:
         restarts = f"{generation - 1} restart{'s' * (generation > 2)}"
-        after = f", after {restarts}"
+        after = f" after {restarts}"
     lines = [f"{PREFIX} gave up{after}: {failure.what}"]
     if recorded := message(failure.record):
         lines.append(f"{PREFIX} it recorded: {recorded}")
@@ -103,15 +103,15 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
     where += f" on {failure.node}" * bool(failure.node)
     if failure.rank < 0:  # it leaves no log
         lines.append(
-            f"{PREFIX} it joined no group: with --standby and --elastic a script "
-            "trains with distlab.distributed.elastic"
+            f"{PREFIX} it joined no group; with --standby or --elastic, the script has "
+            "to train with distlab.distributed.elastic"
         )
         lines += [f"    {line}" for line in failure.lines]
     elif failure.lines and not failure.log:
-        lines.append(f"{PREFIX} its last lines; --log-dir DIR would keep all of them:")
+        lines.append(f"{PREFIX} its last lines (to keep all lines, use --log-dir DIR):")
         lines += [f"    {line}" for line in failure.lines]
     elif failure.lines:
-        lines.append(f"{PREFIX} its last lines; all of them are in {where}:")
+        lines.append(f"{PREFIX} its last lines; the full log is {where}:")
         lines += [f"    {line}" for line in failure.lines]
     elif not failure.log:
         lines.append(f"{PREFIX} it printed nothing")
@@ -124,8 +124,8 @@ def gave_up(failure: Failure | None, code: int, generation: int) -> str:
 def apart(world_size: int) -> str:
     """Return a line that says no rank used the store; some engines meet elsewhere."""
     return (
-        f"{PREFIX} no rank has used the store at MASTER_PORT: if they have met nowhere "
-        f"else, these were {world_size} separate runs of the script\n"
+        f"{PREFIX} no rank used the store at MASTER_PORT, so unless the ranks met "
+        f"elsewhere, these were {world_size} separate runs of the script\n"
     )
 
 

@@ -184,7 +184,7 @@ def _foot(
 ) -> list[Line]:
     lines: list[Line] = []
     if left_out > 0:
-        lines.append(("dim", f"… and {left_out} ranks more"))
+        lines.append(("dim", f"… and {left_out} more ranks"))
     silent = sorted(set(range(recorded.run["world_size"])) - set(newest))
     if silent:
         lines.append(("fail", f"no record yet from {_ranks(silent)}"))

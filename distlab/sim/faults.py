@@ -88,7 +88,7 @@ class Faults:
         for name in ("loss", "duplicate"):
             share = getattr(self, name)
             if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}: a share is between 0 and 1")
+                raise ValueError(f"{name} is {share}, but it must be between 0 and 1")
         for partition in self.partitions:
             _require_partition(partition)
         _require_outages("restart or torn", (*self.restart, *self.torn))
@@ -138,26 +138,26 @@ def _require_node(
             )
     elif not 0 <= node < world_size:
         raise ValueError(
-            f"{name} names rank {node}, but there is only rank 0 … {world_size - 1}"
+            f"{name} names rank {node}, but there are only ranks 0 … {world_size - 1}"
         )
 
 
 def _require_time(what: str, seconds: float) -> None:
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{what} {seconds} s: a time is 0 or more, and finite")
+        raise ValueError(f"{what} {seconds} s, but times must be 0 or more and finite")
 
 
 def _require_span(what: str, from_s: float, to_s: float) -> None:
     _require_time(f"{what}: from", from_s)
     _require_time(f"{what}: to", to_s)
     if to_s <= from_s:
-        raise ValueError(f"{what}: it ends at {to_s} s, before it has begun")
+        raise ValueError(f"{what}: it ends at {to_s} s, before it begins")
 
 
 def _require_partition(partition: Partition) -> None:
     nodes, from_s, to_s = partition
     if not nodes or len(set(nodes)) != len(nodes):
-        raise ValueError(f"partition of {nodes}: each once, and at least 1")
+        raise ValueError(f"partition of {nodes}: name at least 1 node, and each once")
     _require_span("partition", from_s, to_s)
 
 

@@ -85,7 +85,7 @@ def _in_unit(
         choice = chosen_unit(curriculum, unit, "mine")
         source, reference, grafts = choice.source, choice.reference, choice.grafts
         if code == "mine" and not _are_mine(choice, functions):
-            raise ValueError(f"there is nothing of yours in {title} yet")
+            raise ValueError(f"you haven't written {title} yet")
         whose = "yours" if _are_mine(choice, functions) else "the reference's"
     else:
         reference = read_source(curriculum, curriculum.units[unit], "reference")
@@ -153,7 +153,7 @@ def _require_fillable(source: UnitSource, function: str) -> None:
     ]
     names = [argument.arg for argument in required]
     if not {"comm", "context", "levels"} & set(names):
-        raise ValueError(f"{function} takes no comm, so no rank can send anything")
+        raise ValueError(f"{function} doesn't take comm, so no rank can send anything")
     unknown = [name for name in names if name not in FILLED]
     if unknown:
         raise ValueError(

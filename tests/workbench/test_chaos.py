@@ -87,7 +87,7 @@ def broken(**changes: Any) -> Run:
         codes=[0],
         lines=ordered([*before, *lived(2, 2, 10.0)]),
         fired={"t": 2.0, "rank": 1, "step": 2, "what": "SIGKILL"},
-        said=[(4.0, "[distlab] rank 1 was ended by SIGKILL; restart 1, at most 2")],
+        said=[(4.0, "[distlab] rank 1 was ended by SIGKILL; restart 1 of at most 2")],
         launched=[0.0],
     )
     vars(run).update(changes)

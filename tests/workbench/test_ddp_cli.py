@@ -66,7 +66,7 @@ def test_plain_lines(run: CliRunner) -> None:
         "on all 2 ranks: the same bits",
         "% of the ranks' time",
         "1 process ",
-        "That is rounding",
+        "This is rounding",
         "sum-not-mean",
     ):
         assert part in done.stdout
@@ -194,10 +194,10 @@ def test_without_code_it_is_what_use_says(run: CliRunner, course: Course) -> Non
         ("--dataset cifar", "choose digits, mnist, fashion-mnist or idx"),
         ("--dataset mnist", "get it with --download"),
         ("--track wandb", "choose mlflow"),
-        ("--cost-per-worker-hour -1", "choose a number from 0 on"),
-        ("--cost-per-worker-hour nan", "choose a number from 0 on"),
-        ("--max-cost -1", "--max-cost -1: choose a number from 0 on"),
-        ("--epochs 1 --max-cost 0", "--max-cost 0: this training is expected"),
+        ("--cost-per-worker-hour -1", "choose 0 or a larger number"),
+        ("--cost-per-worker-hour nan", "choose 0 or a larger number"),
+        ("--max-cost -1", "--max-cost -1: choose 0 or a larger number"),
+        ("--epochs 1 --max-cost 0", "--max-cost 0: this run is expected"),
         ("--code mine --code reference", "choose one of them"),
         ("--code pyproject.toml", "pyproject.toml: line "),
         ("--code nowhere.py", "the file cannot be read"),

@@ -67,13 +67,16 @@ class Fabric:
         for name in ("node_size", "nics", "nodes_per_leaf"):
             count = getattr(self, name)
             if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is {count}: an integer, 1 or more")
+                raise ValueError(f"{name} is {count}, but it must be 1, 2, 3 …")
         require_duration("intra_node_alpha_s", self.intra_node_alpha_s)
         require_duration("nic_alpha_s", self.nic_alpha_s)
         require_speed("intra_node_bytes_per_s", self.intra_node_bytes_per_s)
         require_speed("nic_bytes_per_s", self.nic_bytes_per_s)
         if not 1 <= self.oversub < math.inf:
-            raise ValueError(f"oversub is {self.oversub}: 1 is none, 4 is four to one")
+            raise ValueError(
+                f"oversub is {self.oversub}, but it must be finite and at least 1, as "
+                "in 4 for four to one"
+            )
 
     def wires(self, world_size: int) -> Wires:
         """Return the state of a network on which no message is in flight yet."""

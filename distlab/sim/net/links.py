@@ -183,7 +183,7 @@ def require_duration(name: str, seconds: float) -> None:
         ValueError: it isn't; the message has its name.
     """
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} is {seconds}: seconds, 0 or more")
+        raise ValueError(f"{name} is {seconds}, but it must be finite and at least 0")
 
 
 def require_speed(name: str, per_s: float) -> None:

@@ -172,7 +172,7 @@ def _require_rows(rows: _Rows) -> None:
             raise ValueError(f"the table has a size of {size} bytes")
         if size <= last:
             raise ValueError(
-                f"the table's sizes do not rise: {size} comes after {last}"
+                f"the table's sizes must rise, but {size} comes after {last}"
             )
         if not 0 <= seconds < math.inf:
             raise ValueError(f"the table says {seconds} seconds for {size} bytes")

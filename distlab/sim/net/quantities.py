@@ -137,7 +137,7 @@ def _parts(text: str, what: str, example: str) -> tuple[Decimal, str]:
     if found is None:
         raise ValueError(f'"{text}" is not {what}, such as {example}')
     if not 0 <= float(found[1]) < math.inf:
-        raise ValueError(f'"{text}" is not {what}: it is negative or has no end')
+        raise ValueError(f'"{text}" is not {what}, because it is negative or infinite')
     return Decimal(found[1]), found[2].strip()  # exact: 0.08 / 10⁹ is 8e-11
 
 
