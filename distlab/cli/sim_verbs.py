@@ -67,23 +67,30 @@ def sim(
     ] = False,
     as_json: Json = False,
     nodes: Annotated[
-        str, typer.Option(help="Of a script: 32x8 puts 256 ranks on 32 nodes.")
+        str,
+        typer.Option(
+            help="For a script: node layout, where 32x8 means 32 nodes of 8 ranks."
+        ),
     ] = "",
     flops: Annotated[
-        float, typer.Option(help="Of a script: operations per second of a rank.")
+        float,
+        typer.Option(help="For a script: how many operations a rank does per second."),
     ] = 1e13,
     all_output: Annotated[
-        bool, typer.Option("--all-output", help="Of a script: print all ranks' output.")
+        bool,
+        typer.Option(
+            "--all-output", help="For a script: print the output of all ranks."
+        ),
     ] = False,
     own: Annotated[
         list[str] | None,
-        typer.Option(help="Of a script: a package that each rank loads for itself."),
+        typer.Option(help="For a script: a package that each rank loads for itself."),
     ] = None,
 ) -> int:
-    """Run your script or function on simulated ranks, in virtual time.
+    """Run your script or function on simulated ranks in virtual time.
 
-    `distlab sim -n 256 script.py [ARGS]` and `-m module [ARGS]` take any script that
-    torchrun takes. `distlab sim 1.4` takes a task, and draws a timeline.
+    `distlab sim -n 256 script.py [ARGS]` and `-m module [ARGS]` run any script that
+    torchrun can run. `distlab sim 1.4` runs a task and draws a timeline.
     """
     from distlab.cli.script_args import script_of
 
