@@ -54,7 +54,7 @@ start of each line. Messages from the launcher itself go to stderr.
                          see them, run `distlab top FOLDER`
   --explain-hangs        record the ranks' calls. If the ranks hang, say within about a
                          second which of them disagree, and in which lines
-  --on-hang WHAT         what to do then: end the job (abort), treat the hang as a failure
+  --on-hang WHAT         what to do then: end the job (abort), treat it as a failure
                          (restart), or leave the ranks as they are (report)
   --no-progress S        say where every rank is after S seconds without a call (60)
   --hang-report FILE     also write the report as JSON; --hang-stacks prints the stacks
