@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from distlab.sim.payload import Sized
+
 
 class Tree:
     """Tracks which of `n` members have received what `root` sent."""
@@ -22,7 +24,7 @@ class Tree:
         self._n, self._root = n, root
         self._copied = {root}
 
-    def hand_down(self, tensors: Mapping[int, Tensor]) -> None:
+    def hand_down(self, tensors: Mapping[int, Tensor | Sized]) -> None:
         """Fill the tensors of arrived members that can be reached, in place."""
         for place in range(1, self._n):  # parents before their children
             member = self._member(place)
@@ -54,6 +56,8 @@ class Tree:
         return (self._root + place) % self._n
 
 
-def _copy(sent: Tensor, received: Tensor) -> None:
+def _copy(sent: Tensor | Sized, received: Tensor | Sized) -> None:
+    if not (isinstance(sent, Tensor) and isinstance(received, Tensor)):
+        return  # of one there is only the size
     if (sent.numel(), sent.dtype) == (received.numel(), received.dtype):
         received.copy_(sent)  # or else nothing happens, and the journals show why

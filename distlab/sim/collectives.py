@@ -20,6 +20,7 @@ from distlab.comm import ReduceOp
 from distlab.sim.broadcast import Tree
 from distlab.sim.kernel import Flight, Kernel, Lost
 from distlab.sim.net.links import Wires
+from distlab.sim.payload import Sized
 
 Act = tuple[str, int | None]  # which collective, and its root
 
@@ -32,12 +33,12 @@ class HoldsBack(Protocol):
 
 
 class Part(NamedTuple):
-    """The input of one member, and the place for its result."""
+    """The input of one member, and the place for its result; sizes may do."""
 
     act: Act
     op: ReduceOp
-    sent: Tensor | None
-    received: Tensor | None
+    sent: Tensor | Sized | None
+    received: Tensor | Sized | None
 
 
 class CollectivePart(Flight):
@@ -153,16 +154,25 @@ class Collectives:
         tree = self._trees.pop((index, parts[0].act[1] or 0), None)
         if tree is not None:  # some are through already, and their tensors are theirs
             tree.hand_down(dict(enumerate(_sent(parts))))
-        elif _alike(parts):  # or else nothing happens, and the journals show why
+        elif _have_data(parts) and _alike(
+            parts
+        ):  # or else nothing happens, and the journals show why
             _RESULTS[parts[0].act[0]](parts)
         for _, meeting in members.values():
             if not meeting.done:
                 self._kernel.end(meeting)
 
 
+def _have_data(parts: Sequence[Part]) -> bool:
+    """Whether there is anything to compute: not if a tensor is a size alone."""
+    return not any(
+        type(part.sent) is Sized or type(part.received) is Sized for part in parts
+    )
+
+
 def _alike(parts: list[Part]) -> bool:
     """Return True if all members put in equally many elements of one dtype."""
-    sent = [part.sent for part in parts if part.sent is not None]
+    sent = _sent(parts)
     return len({(tensor.numel(), tensor.dtype) for tensor in sent}) <= 1
 
 
@@ -220,18 +230,19 @@ _RESULTS = {
 }
 
 
-def _sent(parts: list[Part]) -> list[Tensor]:
+def _sent(parts: list[Part]) -> list[Any]:
     return [part.sent for part in parts if part.sent is not None]
 
 
-def _received(parts: list[Part]) -> list[Tensor]:
+def _received(parts: list[Part]) -> list[Any]:
     return [part.received for part in parts if part.received is not None]
 
 
 def _combined(parts: list[Part]) -> Tensor:
     """Return the reduction, in rank order from 0 on, as a new tensor."""
     first, *rest = _sent(parts)
-    op, total = parts[0].op, first.clone()
+    op = parts[0].op
+    total: Tensor = first.clone()
     for tensor in rest:
         if op is ReduceOp.MIN:
             torch.minimum(total, tensor, out=total)

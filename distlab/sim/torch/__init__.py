@@ -24,9 +24,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,12 +36,16 @@ from distlab.sim.net.links import Network
 from distlab.sim.run import SimRun
 from distlab.sim.run import run as simulate
 
+if TYPE_CHECKING:
+    from distlab.sim.torch.fake.account import Account
+    from distlab.sim.torch.fake.world import FakeWorld
+
 TESTED = ("2.11", "2.12", "2.13", "2.14")
 """The versions of torch whose private names are known to be as they are used here."""
 
 _BUSY = threading.Lock()
 
-__all__ = ["TESTED", "now_s", "run"]
+__all__ = ["TESTED", "memory", "now_s", "run"]
 
 
 def run(
@@ -51,6 +56,7 @@ def run(
     flops_per_s: float = 1e13,
     per_node: int | None = None,
     is_initialized: bool = True,
+    fake: bool = False,
     **options: Any,
 ) -> SimRun:
     """Run `fn(*args)`, torch.distributed code, on each of `world_size` simulated ranks.
@@ -58,9 +64,12 @@ def run(
     `flops_per_s` is how fast one rank computes. `per_node` is the number of ranks on
     each node, from which LOCAL_RANK and its like follow; by default all are on one.
     Unless `is_initialized`, there is no group until init_process_group has been called,
-    as in a script. `options` are those of
-    `distlab.sim.run` (faults, journal, limits, seed, …); `values` has what `fn`
-    returned on each rank.
+    as in a script. With `fake`, tensors have no memory and operators compute nothing:
+    a model may be larger than this machine, and `memory()` says what it would take. The
+    values of such tensors nobody knows, and code that decides by one is refused.
+
+    `options` are those of `distlab.sim.run` (faults, journal, limits, seed, …);
+    `values` has what `fn` returned on each rank.
 
     Raises:
         ValueError: a speed that is not above 0, nodes that do not divide the ranks, a
@@ -87,13 +96,15 @@ def run(
             "torch keeps its groups once per process"
         )
     try:
+        from distlab.sim.torch.fake.world import FakeWorld
         from distlab.sim.torch.patches import installed
         from distlab.sim.torch.shared_store import SharedStore
 
+        world = FakeWorld() if fake else None
         outer = dict(vars(os.environ)["_data"])
-        settings = _Settings(1 / flops_per_s, per_node, is_initialized, outer)
+        settings = _Settings(1 / flops_per_s, per_node, is_initialized, outer, world)
         program = partial(_live, fn, SharedStore(), settings)
-        with installed():
+        with installed(), world.installed() if world else nullcontext():
             return simulate(
                 program,
                 world_size,
@@ -120,6 +131,22 @@ def now_s() -> float:
     return rank.now_s()
 
 
+def memory() -> Account:
+    """The bytes of the rank that asks, by what they are for, in a run with `fake`.
+
+    Raises:
+        ValueError: no simulated rank with fake tensors asks.
+    """
+    from distlab.sim.torch.rank import here
+
+    rank = here()
+    if rank is None or rank.fake is None:
+        raise ValueError("memory() is of a simulated rank, in a run with fake=True")
+    rank.fake.sort()
+    account: Account = rank.fake.account
+    return account
+
+
 def require_tested(version: str) -> None:
     """Refuse a version of torch on which nobody has tried this.
 
@@ -143,6 +170,7 @@ class _Settings:
     per_node: int
     is_initialized: bool
     environment: dict[bytes, bytes]
+    world: FakeWorld | None
 
 
 def _live(
@@ -167,7 +195,9 @@ def _live(
         if settings.is_initialized:
             torch.distributed.init_process_group("gloo")
             rank.world.is_ours = True
-        with ChargeFlops(rank.charge):
+        if settings.world is not None:
+            rank.fake = settings.world.home(rank.charge)
+        with rank.fake.compute if rank.fake else ChargeFlops(rank.charge):
             value = fn(*args)
         rank.settle()
         return value

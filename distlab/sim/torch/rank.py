@@ -49,6 +49,7 @@ class Rank:
         self.shared = shared
         self.world: Any = None  # torch's own record of this process's groups
         self.environment: dict[bytes, bytes] = {}
+        self.fake: Any = None  # its fake tensors, in a run that has those
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
         self.store: Any = None  # torch holds on to half of it only
         self._seconds_per_flop = seconds_per_flop

@@ -14,6 +14,7 @@ from distlab.sim.channels import End
 from distlab.sim.collectives import Act, Part
 from distlab.sim.comm import SimComm
 from distlab.sim.kernel import Flight
+from distlab.sim.payload import Sized
 from distlab.sim.torch.rank import Rank, innermost, post
 from distlab.sim.torch.shared_store import Contribution
 from distlab.sim.torch.tensors import flat, flat_or_none
@@ -83,13 +84,23 @@ class Transfers(_Base):  # type: ignore[misc]
             received=received,
             blocking=False,
         )
-        part = Part(act, op, flat_or_none(sent), flat_or_none(received))
+        part = Part(act, op, self._on_wire(sent), self._on_wire(received))
+        if type(part.sent) is Sized and received is not None:
+            self._rank.fake.fakes.forget(received)
         self._rank.settle()
         if sent is not None:
             self._require_alike(name, sent)
         return post(
             self._comm, call, lambda comm: comm.group.collectives.join(comm.rank, part)
         )
+
+    def _on_wire(self, tensor: Tensor | None) -> Tensor | Sized | None:
+        """One row of memory; of a tensor without memory its size."""
+        if tensor is None or self._rank.fake is None:
+            return flat_or_none(tensor)
+        if self._rank.fake.fakes.is_unknown(tensor):
+            return Sized(tensor.nbytes)
+        return flat(tensor)
 
     def _require_alike(self, op: str, sent: Tensor) -> None:
         """Compare with who came first to the same collective of the group.
@@ -113,6 +124,9 @@ class Transfers(_Base):  # type: ignore[misc]
     def message(self, op: str, tensor: Tensor, peer: int, tag: int) -> Underway:
         """Send or receive one message."""
         row, sends = flat(tensor), op == "send"
+        if self._rank.fake is not None and not sends and tensor.is_floating_point():
+            self._rank.fake.fakes.forget(tensor)  # the sender's may be unknown
+        wire = self._on_wire(row)
         call = Call(
             op=op,
             dst=peer if sends else None,
@@ -124,7 +138,8 @@ class Transfers(_Base):  # type: ignore[misc]
         )
 
         def start(comm: SimComm) -> Flight:
-            end = End(comm.group, op, comm.rank, peer, tag, row, self._rank.next_step())
+            step = self._rank.next_step()
+            end = End(comm.group, op, comm.rank, peer, tag, wire, step)
             (comm.group.send if sends else comm.group.receive)(end)
             return end
 

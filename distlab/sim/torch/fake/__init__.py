@@ -1,0 +1,1 @@
+"""Fake tensors: models that are larger than this machine, on simulated ranks."""

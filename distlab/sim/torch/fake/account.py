@@ -1,0 +1,99 @@
+"""One rank's memory by what it is for, now and at its peak.
+
+What a storage is for is often known only later: a tensor made in backward() turns out
+to be a parameter's gradient, one made in step() to be the optimizer's. `Watch.become`
+moves its bytes then, also in the picture of the peak, if it was there at the time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+KINDS = ("parameters", "gathered", "gradients", "optimizer", "activations", "other")
+PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = range(len(KINDS))
+
+
+class Watch(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is in an account, until it is freed."""
+
+    __slots__ = ("account", "kind", "num_bytes", "since")
+    account: Account
+    kind: int
+    num_bytes: int
+    since: int  # the change with which it came
+
+    def become(self, kind: int) -> None:
+        """It is for this, and it was from the beginning."""
+        if kind == self.kind:
+            return
+        account, before = self.account, self.kind
+        account.now[before] -= self.num_bytes
+        account.now[kind] += self.num_bytes
+        if self.since <= account.peak_at:
+            account.peak[before] -= self.num_bytes
+            account.peak[kind] += self.num_bytes
+        self.kind = kind
+
+    def resize(self, num_bytes: int) -> None:
+        """Part of it is given back, or taken again: such are gathered parameters."""
+        account = self.account
+        self.become(GATHERED)
+        account.change(GATHERED, -self.num_bytes)
+        self.num_bytes = num_bytes
+        account.num_changes += 1
+        self.since = account.num_changes
+        account.change(GATHERED, num_bytes)
+
+
+class Account:
+    """The bytes of one rank's fake tensors, by kind."""
+
+    def __init__(self) -> None:
+        self.now = [0] * len(KINDS)
+        self.peak = [0] * len(KINDS)
+        self.total = self.peak_total = 0
+        self.num_changes = 0
+        self.peak_at = 0  # the change after which there was most
+        self._watches: dict[
+            int, Watch
+        ] = {}  # a weak reference must outlive its storage
+
+    def add(self, storage: Any, num_bytes: int, kind: int) -> None:
+        """A storage was made."""
+        watch = Watch(storage, _freed)
+        watch.account, watch.kind, watch.num_bytes = self, kind, num_bytes
+        self.num_changes += 1
+        watch.since = self.num_changes
+        storage._distlab_watch = watch
+        self._watches[id(watch)] = watch
+        self.change(kind, num_bytes)
+
+    def change(self, kind: int, num_bytes: int) -> None:
+        """So many bytes more, or less."""
+        self.now[kind] += num_bytes
+        self.total += num_bytes
+        if self.total > self.peak_total:
+            self.peak_total, self.peak_at = self.total, self.num_changes
+            self.peak[:] = self.now
+
+    def drop(self, watch: Watch) -> None:
+        """A storage was freed."""
+        del self._watches[id(watch)]
+        self.change(watch.kind, -watch.num_bytes)
+
+    def at_peak(self) -> dict[str, int]:
+        """Bytes by kind, at the time when there were most."""
+        return dict(zip(KINDS, self.peak, strict=True))
+
+
+def _freed(watch: Watch) -> None:
+    watch.account.drop(watch)
+
+
+def become(tensor: Any, kind: int) -> None:
+    """A tensor's storage is for this; nothing happens if it is in no account."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    watch = getattr(local.untyped_storage(), "_distlab_watch", None)
+    if watch is not None:
+        watch.become(kind)

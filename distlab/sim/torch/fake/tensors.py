@@ -1,0 +1,157 @@
+"""Tensors with a shape, a storage and an address, and no memory behind it.
+
+A fake tensor is an ordinary CPU tensor. Only its storage is special: it points into a
+stretch of addresses that is reserved and never touched, so that a model of 140 GB takes
+none. That is why code in C++ works on it as it does on any other tensor, DDP's reducer
+included; torch's own FakeTensor has no storage that C++ could use. The operators
+don't compute either (see `operators`).
+
+Some tensors do have their values: what is made of numbers that the program states
+(`torch.tensor([3, 4])`, an index, a step counter) is computed as ever. As soon as one
+is written into from a fake tensor, nobody knows its values any more: it's marked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distlab.sim.torch.fake.account import Account
+
+_SIZES = tuple(1 << bits for bits in (45, 44, 42, 40, 38))  # of addresses, if there are
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_ALIGNED = 64
+_CPU = torch.device("cpu")
+_MARK = "_distlab_unknown"
+
+
+class Addresses:
+    """A stretch of addresses, handed out from one end to the other, over and over."""
+
+    def __init__(self) -> None:
+        self._map = _reserved()
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.end = self.start + len(self._map)
+        self._next = self.start
+
+    def storage(self, num_bytes: int) -> torch.UntypedStorage:
+        """A storage of that many bytes.
+
+        Raises:
+            MemoryError: so many have no address.
+        """
+        if num_bytes > self.end - self.start:
+            raise MemoryError(f"a tensor of {num_bytes:,} bytes has no address")
+        if self._next + num_bytes > self.end:
+            self._next = self.start
+        at = self._next
+        self._next += -(-num_bytes // _ALIGNED) * _ALIGNED
+        made: Any = torch._C._construct_storage_from_data_pointer(at, _CPU, num_bytes)
+        return made  # type: ignore[no-any-return]
+
+
+def _reserved() -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    for size in _SIZES:
+        try:
+            return mmap.mmap(-1, size, flags=flags)
+        except OSError:  # a limit on addresses (ulimit -v), or none are lent unbacked
+            continue
+    raise MemoryError(
+        "this system reserves no addresses without memory (see ulimit -v)"
+    )
+
+
+class FakeTensors:
+    """How fake tensors come about, and how they are told from others."""
+
+    def __init__(self) -> None:
+        self._addresses = Addresses()
+
+    def is_unknown(self, tensor: Tensor) -> bool:
+        """Whether nobody knows the values of this plain tensor."""
+        at = tensor.data_ptr()
+        if self._addresses.start <= at < self._addresses.end:
+            return True
+        return hasattr(tensor.untyped_storage(), _MARK)
+
+    def forget(self, tensor: Tensor) -> None:
+        """From now on nobody knows its values, nor those of its views."""
+        if not self.is_unknown(tensor):
+            setattr(tensor.untyped_storage(), _MARK, True)
+
+    def make(
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        account: Account,
+        kind: int,
+    ) -> Tensor:
+        """A fake tensor; `account` has its bytes as of that kind until it is freed."""
+        num_bytes = bytes_of(shape, stride, dtype.itemsize)
+        storage = self._addresses.storage(num_bytes)
+        if num_bytes:
+            account.add(storage, num_bytes, kind)
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
+
+
+def bytes_of(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """The bytes that a tensor's elements reach over."""
+    last = 0
+    for size, step in zip(shape, stride, strict=True):
+        if size == 0:
+            return 0
+        last += (size - 1) * step
+    return (last + 1) * itemsize
+
+
+# ── storages that are resized ───────────────────────────────────────────────────────
+
+
+class ResizedStorages:
+    """In the place of methods of UntypedStorage, while fake tensors are about.
+
+    FSDP2 gives the memory of whole parameters back, and takes it again, by resizing
+    their storages. C++ would have to own the memory for that; here only the account
+    changes, and what the storage says about itself.
+    """
+
+    NAMES = ("resize_", "nbytes")  # size() asks for the latter
+
+    def __init__(self) -> None:
+        kind: Any = torch.UntypedStorage
+        self._kind = kind
+        self._before = {name: vars(kind).get(name) for name in self.NAMES}
+        resize, nbytes = kind.resize_, kind.nbytes
+
+        def resize_(storage: Any, num_bytes: int) -> Any:
+            watch = getattr(storage, "_distlab_watch", None)
+            if watch is None:
+                return resize(storage, num_bytes)
+            if num_bytes > nbytes(storage):
+                raise NotImplementedError(
+                    "a fake tensor's storage cannot be made larger than it was at first"
+                )
+            watch.resize(num_bytes)
+            return storage
+
+        def now_bytes(storage: Any) -> int:
+            watch = getattr(storage, "_distlab_watch", None)
+            number: int = nbytes(storage) if watch is None else watch.num_bytes
+            return number
+
+        kind.resize_, kind.nbytes = resize_, now_bytes
+
+    def undo(self) -> None:
+        """Put torch's own methods back."""
+        for name, before in self._before.items():
+            if before is None:
+                delattr(self._kind, name)
+            else:
+                setattr(self._kind, name, before)

@@ -1,0 +1,192 @@
+"""Values that nobody knows: of fake tensors.
+
+To print a loss or to add it to a total does no harm, so a script that does so runs: it
+gets an Unknown, which is shown as "?". To decide by one (`if loss < best`) is another
+matter: what the script would do next nobody knows, so that is refused, with the line.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distlab.runner.autopsy import own_frame, place
+from distlab.sim.torch.fake.tensors import FakeTensors
+
+_MOST = 1 << 16  # elements that are handed out, as a list or as an array
+
+
+class DataDependentError(RuntimeError):
+    """The program's next step depends on values that fake tensors don't have."""
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise the error that names `what`, and the program's line.
+
+    Raises:
+        DataDependentError: always.
+    """
+    frames, frame = [], sys._getframe(1)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    at = own_frame(tuple(reversed(frames)))
+    where = f"{place(at)}: " if at else ""
+    code = linecache.getline(*at).strip() if at else ""
+    line = f" in `{code}`" if code else ""
+    raise DataDependentError(
+        f"{where}{what}{line} depends on the values of a fake tensor, and those have "
+        "none; take the condition out, or run it on real tensors"
+    )
+
+
+class Unknown(float):
+    """A number of which only the type is known; in sums it stays unknown.
+
+    Where Python wants a number after all (`"%.3f" % x`, `math.exp(x)`) it is 1.
+    """
+
+    def __new__(cls, *_: Any) -> Unknown:
+        """There is one kind of unknown number."""
+        return super().__new__(cls, 1.0)
+
+    def __format__(self, spec: str) -> str:
+        """A question mark, as wide as the number would have been."""
+        width = "".join(_leading_digits(spec.lstrip("<>^+- ")))
+        return format("?", f">{width}" if width else "")
+
+    def __repr__(self) -> str:
+        return "?"
+
+    __str__ = __repr__
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _leading_digits(text: str) -> list[str]:
+    digits: list[str] = []
+    for letter in text:
+        if not letter.isdigit():
+            break
+        digits.append(letter)
+    return digits
+
+
+def _stays_unknown(name: str) -> Callable[..., Any]:
+    def operation(self: Unknown, *_: Any) -> Any:
+        return Unknown()
+
+    operation.__name__ = name
+    return operation
+
+
+def _decides(name: str, shown: str) -> Callable[..., Any]:
+    def operation(self: Any, *_: Any) -> Any:
+        refuse(shown)
+
+    operation.__name__ = name
+    return operation
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for _side in ("", "r"):
+        _full = f"__{_side}{_name}__"
+        setattr(Unknown, _full, _stays_unknown(_full))
+for _name in ("__neg__", "__pos__", "__abs__", "__round__"):
+    setattr(Unknown, _name, _stays_unknown(_name))
+_DECIDE = (
+    *(("__lt__", "<"), ("__le__", "<="), ("__gt__", ">"), ("__ge__", ">=")),
+    *(("__eq__", "=="), ("__ne__", "!="), ("__bool__", "bool()"), ("__int__", "int()")),
+    *(("__trunc__", "int()"), ("__floor__", "floor()"), ("__ceil__", "ceil()")),
+)
+for _name, _sign in _DECIDE:
+    setattr(Unknown, _name, _decides(_name, _sign))
+
+
+# ── what a tensor tells ─────────────────────────────────────────────────────────────
+
+
+class ToldByTensors:
+    """In the place of the methods with which Python reads a tensor's values."""
+
+    def __init__(self, fakes: FakeTensors) -> None:
+        self._fakes = fakes
+        self._before: dict[str, Any] = {}
+        for name in ("bool", "int", "index", "contains"):
+            self._replace(f"__{name}__", partial(_refuse_to_tell, f"{name}()"))
+        self._replace("item", lambda tensor: Unknown())
+        self._replace("__float__", lambda tensor: 1.0)
+        self._replace("tolist", lambda tensor: _nested(_small(tensor, "tolist()")))
+        self._replace("numpy", _as_array)
+        self._replace("__array__", _as_array)
+        self._replace("__repr__", _described)
+        self._replace("__format__", lambda tensor: "?")
+
+    def _replace(self, name: str, tell: Callable[[Tensor], Any]) -> None:
+        kind: Any = Tensor
+        before = getattr(kind, name)
+        self._before[name] = vars(kind).get(name)
+
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) in _PLAIN and self._is_unknown(tensor):
+                return tell(tensor)
+            return before(tensor, *args, **kwargs)
+
+        method.__name__ = name
+        setattr(kind, name, method)
+
+    def _is_unknown(self, tensor: Tensor) -> bool:
+        return (
+            tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and self._fakes.is_unknown(tensor)
+        )
+
+    def undo(self) -> None:
+        """Put torch's own methods back."""
+        for name, before in self._before.items():
+            if before is None:
+                delattr(Tensor, name)
+            else:
+                setattr(Tensor, name, before)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _refuse_to_tell(what: str, tensor: Tensor) -> NoReturn:
+    refuse(what)
+
+
+def _small(tensor: Tensor, what: str) -> Tensor:
+    if tensor.numel() > _MOST:
+        refuse(f"{what} of {tensor.numel():,} elements")
+    return tensor
+
+
+def _nested(tensor: Tensor) -> Any:
+    def rows(shape: tuple[int, ...]) -> Any:
+        return [rows(shape[1:]) for _ in range(shape[0])] if shape else Unknown()
+
+    return rows(tuple(tensor.shape))
+
+
+def _as_array(tensor: Tensor) -> Any:
+    shape = tuple(_small(tensor, "numpy()").shape)
+    kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return np.full(shape, math.nan if tensor.is_floating_point() else 0, dtype=kind)
+
+
+def _described(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"tensor(?, shape={list(tensor.shape)}, dtype={kind})"

@@ -1,0 +1,116 @@
+"""Fake tensors for all ranks of one run: what is replaced in torch, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distlab.sim.torch.fake.account import (
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    Account,
+    become,
+)
+from distlab.sim.torch.fake.operators import Answer, FakeCompute
+from distlab.sim.torch.fake.tensors import FakeTensors, ResizedStorages
+from distlab.sim.torch.fake.unknown import ToldByTensors
+from distlab.sim.torch.rank import here
+
+
+class FakeWorld:
+    """What the ranks of one run share: the addresses, and torch's answers."""
+
+    def __init__(self) -> None:
+        self.fakes = FakeTensors()
+        self._answers: dict[Any, Answer] = {}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the block, ranks that are `at_home` have fake tensors."""
+        undo: list[Callable[[], None]] = []
+        try:
+            undo.append(ResizedStorages().undo)
+            undo.append(ToldByTensors(self.fakes).undo)
+            for handle in (
+                register_module_parameter_registration_hook(_registered),
+                register_optimizer_step_pre_hook(_before_step),
+                register_optimizer_step_post_hook(_after_step),
+            ):
+                undo.append(handle.remove)
+            yield
+        finally:
+            for put_back in reversed(undo):
+                put_back()
+
+    def home(self, charge: Callable[[float], None]) -> FakeRank:
+        """What one rank has of its own."""
+        return FakeRank(self, charge)
+
+    def answers(self) -> dict[Any, Answer]:
+        """Torch's answers so far."""
+        return self._answers
+
+
+class FakeRank:
+    """One rank's operators and its account."""
+
+    def __init__(self, world: FakeWorld, charge: Callable[[float], None]) -> None:
+        self.fakes, self.account = world.fakes, Account()
+        self.compute = FakeCompute(world.fakes, self.account, charge, world.answers())
+        self.modules: WeakSet[nn.Module] = WeakSet()
+
+    def sort(self) -> None:
+        """Tell parameters and their gradients from the rest."""
+        for module in self.modules:
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    _sort_one(parameter)
+
+
+def _sort_one(parameter: Tensor) -> None:
+    become(parameter, PARAMETERS)
+    if parameter.grad is not None:
+        become(parameter.grad, GRADIENTS)
+
+
+def _mine() -> FakeRank | None:
+    rank = here()
+    return None if rank is None else rank.fake
+
+
+def _registered(module: nn.Module, name: str, parameter: Any) -> None:
+    mine = _mine()
+    if mine is not None:
+        mine.modules.add(module)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    mine = _mine()
+    if mine is not None:
+        mine.sort()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _sort_one(parameter)
+        mine.compute.is_in_step = True
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    mine = _mine()
+    if mine is not None:
+        mine.compute.is_in_step = False
+        for values in optimizer.state.values():
+            for value in values.values():
+                if isinstance(value, torch.Tensor):
+                    become(value, OPTIMIZER)

@@ -1,0 +1,224 @@
+"""Fake tensors in simulated ranks: the same run as with real ones, without memory."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from distlab.sim import AlphaBeta
+from distlab.sim import torch as sim_torch
+from distlab.sim.torch.fake.unknown import Unknown
+from tests.workbench import test_sim_torch as real
+from tests.workbench.test_sim_torch_worlds import line_of, process_state
+
+NET = AlphaBeta(alpha_s=1e-6, bytes_per_s=1e9)
+
+
+def train_with_adam(model: nn.Module, width: int, steps: int = 2) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        loss = model(torch.randn(4, width)).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def layers(width: int, count: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+
+def ddp(width: int = 64) -> None:
+    train_with_adam(DistributedDataParallel(layers(width, 4)), width)
+
+
+def fsdp2(width: int = 64) -> None:
+    model = layers(width, 4)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    train_with_adam(model, width)
+
+
+def calls(done: Any) -> list[Any]:
+    """What the journals say about the calls, with their times."""
+    kept = ("k", "n", "op", "t", "dtype", "shape", "line", "group")
+    return [
+        {key: event.get(key) for key in kept}
+        for record in done.ranks
+        for event in record.journal
+    ]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ddp, fsdp2, real.train_ddp, real.train_fsdp2, real.tensor_parallel, real.overlap],
+)
+def test_a_run_with_fake_tensors_is_the_run_with_real_ones(program: Any) -> None:
+    args = (20_000,) if program is real.overlap else ()
+    options: dict[str, Any] = {"net": NET, "flops_per_s": 1e9}
+    mine, theirs = (
+        sim_torch.run(program, 4, *args, fake=fake, **options) for fake in (True, False)
+    )
+    assert mine.outcome == theirs.outcome == "finished"
+    assert mine.time_s == theirs.time_s > 0
+    assert calls(mine) == calls(theirs)
+
+
+def test_messages_between_two_ranks_carry_sizes() -> None:
+    mine, theirs = (
+        sim_torch.run(
+            real.stage_of_a_pipeline, 3, 4, net=NET, fake=fake
+        ).require_finished()
+        for fake in (True, False)
+    )
+    assert mine.outcome == theirs.outcome == "finished"
+    assert mine.time_s == theirs.time_s > 0
+
+
+GIB = 1 << 30
+
+
+def peak_of(sharded: bool) -> dict[str, int]:
+    width, count = 16384, 4  # 1 GiB a layer
+    model = layers(width, count)
+    if sharded:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    train_with_adam(
+        model if sharded else DistributedDataParallel(model), width, steps=2
+    )
+    return sim_torch.memory().at_peak()
+
+
+def test_memory_is_accounted_and_not_taken() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    whole = sim_torch.run(peak_of, 4, False, fake=True).require_finished()
+    parts = sim_torch.run(peak_of, 4, True, fake=True).require_finished()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * 1024 < GIB / 2
+    for peak in whole.values:
+        model = 4 * GIB
+        assert peak["parameters"] == peak["gradients"] == model
+        assert peak["optimizer"] == 2 * model
+        assert peak["gathered"] == 0
+        assert peak["other"] >= model  # the buckets
+    for peak in parts.values:
+        assert peak["parameters"] == GIB
+        assert 0 < peak["gradients"] <= GIB  # it is highest within backward()
+        assert peak["optimizer"] == pytest.approx(2 * GIB, rel=1e-6)
+        assert 0 < peak["gathered"] <= 2 * GIB
+
+
+# ── values ──────────────────────────────────────────────────────────────────────────
+
+
+def known_and_unknown() -> dict[str, Any]:
+    ids = torch.tensor([3, 1, 2])
+    loss = nn.Linear(8, 8)(torch.randn(2, 8)).sum()
+    count = torch.tensor(float(dist.get_rank() + 1))
+    dist.all_reduce(count)
+    total = torch.zeros(())
+    total += loss.detach()
+    losses = [loss.item(), total.item(), *torch.ones(3).mul(loss.detach()).tolist()]
+    return {
+        "known": (ids.max().item(), count.item(), bool(ids[0] == 3)),
+        "unknown": all(type(value) is Unknown for value in losses),
+        "kinds": [type(sum(losses) / 2), type(-losses[0]), type(round(losses[0], 2))],
+        "shown": f"{losses[0]:.3f} {losses[0]:>8.2f}|{losses[0]}",
+    }
+
+
+def test_what_the_program_states_is_known_and_the_rest_is_not() -> None:
+    for value in (
+        sim_torch.run(known_and_unknown, 3, fake=True).require_finished().values
+    ):
+        assert value["known"] == (3, 6.0, True)
+        assert value["unknown"]
+        assert value["kinds"] == [Unknown] * 3
+        assert value["shown"].split("|") == ["?        ?", "?"]
+
+
+def loss_of_a_layer() -> torch.Tensor:
+    loss: torch.Tensor = nn.Linear(8, 8)(torch.randn(2, 8)).sum()
+    return loss
+
+
+def stops_early() -> None:
+    loss = loss_of_a_layer().item()
+    if loss < 0.1:  # nobody knows
+        return
+
+
+def asks_a_tensor() -> None:
+    loss = loss_of_a_layer()
+    if torch.isnan(loss):  # nobody knows
+        return
+
+
+def picks_by_value() -> None:
+    outputs = torch.randn(64, 64)
+    outputs[outputs > 0].sum()  # nobody knows
+
+
+def counts_in_ints() -> None:
+    range(int(loss_of_a_layer()))  # nobody knows
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        (stops_early, "<"),
+        (asks_a_tensor, "bool()"),
+        (picks_by_value, "aten."),
+        (counts_in_ints, "int()"),
+    ],
+)
+def test_control_flow_by_values_is_refused_with_its_line(
+    program: Callable[[], None], what: str
+) -> None:
+    error = sim_torch.run(program, 2, fake=True).ranks[0].error
+    assert error is not None
+    assert error.type == "DataDependentError"
+    line = line_of(program, "# nobody knows")
+    place, rest = error.message.split(": ", 1)
+    assert place.endswith(f"test_sim_torch_fake.py:{line}")
+    assert rest.startswith(what)
+
+
+def raises() -> None:
+    loss_of_a_layer().sum().backward()
+    raise KeyError("on purpose")
+
+
+def torchs_own() -> list[Any]:
+    kinds = (torch.Tensor, torch.UntypedStorage)
+    names = ("item", "tolist", "__bool__", "__repr__", "resize_", "nbytes", "numpy")
+    hooks = torch.nn.modules.module._global_parameter_registration_hooks
+    return [
+        *(vars(kind).get(name) for kind in kinds for name in names),
+        len(hooks),
+    ]
+
+
+def test_the_process_is_as_before_afterwards() -> None:
+    before = [*process_state(), *torchs_own()]
+    done = sim_torch.run(raises, 2, fake=True)
+    assert done.outcome == "raised"
+    for old, new in zip(before, [*process_state(), *torchs_own()], strict=True):
+        assert old is new or old == new
+    assert torch.ones(2).tolist() == [1.0, 1.0]
+
+
+def test_memory_belongs_to_a_rank_with_fake_tensors() -> None:
+    with pytest.raises(ValueError, match=r"\bfake\b"):
+        sim_torch.memory()
