@@ -32,6 +32,10 @@ class SimRun(Run):
     busy. `service_messages` went from or to nodes that aren't ranks. `struck` holds the
     deaths, restarts and freezes that took place, and `service_errors` says why a
     service ended.
+
+    With fake tensors, `memory` has each rank's bytes at their peak, by what they are
+    for. `played` are the ranks that executed the program, the others followed one of
+    them; `unlike` are neighbors among `played` whose calls differ.
     """
 
     trace: Trace = field(default_factory=Trace, repr=False)
@@ -43,6 +47,9 @@ class SimRun(Run):
     service_messages: tuple[ServiceMessage, ...] = field(default=(), repr=False)
     service_errors: dict[str, str] = field(default_factory=dict)
     struck: tuple[Struck, ...] = ()
+    memory: tuple[Mapping[str, int], ...] = field(default=(), repr=False)
+    played: tuple[int, ...] = ()
+    unlike: tuple[tuple[int, int], ...] = ()
 
     @property
     def time_s(self) -> float:

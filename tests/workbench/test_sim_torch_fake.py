@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch
+from distlab.sim.faults import Faults
 from distlab.sim.torch.fake.unknown import Unknown
+from distlab.sim.torch.played import default_cast
 from tests.workbench import test_sim_torch as real
 from tests.workbench.test_sim_torch_worlds import line_of, process_state
 
@@ -222,3 +226,76 @@ def test_the_process_is_as_before_afterwards() -> None:
 def test_memory_belongs_to_a_rank_with_fake_tensors() -> None:
     with pytest.raises(ValueError, match=r"\bfake\b"):
         sim_torch.memory()
+
+
+# ── a few ranks that are played ─────────────────────────────────────────────────────
+
+
+def hybrid(width: int = 63) -> None:
+    """FSDP2 in rows of the mesh, replicas in its columns, and a group on top."""
+    mesh = init_device_mesh("cpu", (3, 3), mesh_dim_names=("copies", "parts"))
+    model = layers(width, 2)
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    train_with_adam(model, width)
+    dist.all_reduce(torch.ones(1000), group=mesh["copies"].get_group())
+    count = torch.tensor(1.0)
+    dist.all_reduce(count)
+    assert count.item() == dist.get_world_size()
+
+
+@pytest.mark.parametrize("played", [[0], [4, 7], [0, 1, 2, 3]])
+@pytest.mark.parametrize(("program", "ranks"), [(ddp, 8), (fsdp2, 8), (hybrid, 9)])
+def test_followers_take_part_as_if_they_were_played(
+    program: Any, ranks: int, played: list[int]
+) -> None:
+    options: dict[str, Any] = {"net": NET, "flops_per_s": 1e9, "fake": True}
+    every = sim_torch.run(program, ranks, **options)
+    few = sim_torch.run(program, ranks, played=played, **options)
+    assert every.outcome == few.outcome == "finished"
+    assert few.time_s == every.time_s > 0
+    assert calls(few) == calls(every)
+    assert few.memory == every.memory
+    assert (few.played, few.unlike) == (tuple(played), ())
+
+
+def rank_one_logs() -> None:
+    ddp(8)
+    if dist.get_rank() != 1:
+        dist.isend(torch.ones(1), 1) if dist.get_rank() == 0 else None
+    else:
+        dist.recv(torch.ones(1), 0)
+
+
+def test_played_ranks_that_differ_are_named_and_messages_need_both_ends() -> None:
+    done = sim_torch.run(rank_one_logs, 6, fake=True, played=[0, 1, 2, 5])
+    assert done.outcome == "finished"
+    assert done.unlike == ((0, 1), (1, 2))
+    error = sim_torch.run(rank_one_logs, 6, fake=True, played=[0, 5]).ranks[0].error
+    assert error is not None
+    assert re.search(r"\brank 0\b.*\bsend\b.*\brank 1\b", error.message)
+
+
+def test_a_rank_with_a_fault_is_played() -> None:
+    slow = Faults(straggler={5: 3.0})
+    options: dict[str, Any] = {"net": NET, "flops_per_s": 1e9, "fake": True}
+    few = sim_torch.run(ddp, 9, played=[0], faults=slow, **options)
+    every = sim_torch.run(ddp, 9, faults=slow, **options)
+    assert few.played == (0, 5)
+    assert few.time_s == every.time_s > sim_torch.run(ddp, 9, **options).time_s
+
+
+@pytest.mark.parametrize("played", [[], [9], [-1]])
+def test_only_ranks_that_there_are_can_be_played(played: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"\bplay\b"):
+        sim_torch.run(ddp, 4, fake=True, played=played)
+    with pytest.raises(ValueError, match=r"\bfake\b"):
+        sim_torch.run(ddp, 4, played=[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "played"),
+    [(8, 8, [*range(8)]), (256, 8, [0, 1, 7, 8, 128, 255]), (64, 64, [0, 1, 32, 63])],
+)
+def test_who_is_played_by_default(ranks: int, per_node: int, played: list[int]) -> None:
+    assert default_cast(ranks, per_node) == played

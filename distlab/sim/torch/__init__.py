@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from distlab.runner import RankContext, RunnerError
+from distlab.sim.faults import Faults
 from distlab.sim.net.links import Network
 from distlab.sim.run import SimRun
 from distlab.sim.run import run as simulate
@@ -39,6 +40,7 @@ from distlab.sim.run import run as simulate
 if TYPE_CHECKING:
     from distlab.sim.torch.fake.account import Account
     from distlab.sim.torch.fake.world import FakeWorld
+    from distlab.sim.torch.played import Cast
 
 TESTED = ("2.11", "2.12", "2.13", "2.14")
 """The versions of torch whose private names are known to be as they are used here."""
@@ -57,6 +59,7 @@ def run(
     per_node: int | None = None,
     is_initialized: bool = True,
     fake: bool = False,
+    played: Collection[int] | None = None,
     **options: Any,
 ) -> SimRun:
     """Run `fn(*args)`, torch.distributed code, on each of `world_size` simulated ranks.
@@ -66,18 +69,22 @@ def run(
     Unless `is_initialized`, there is no group until init_process_group has been called,
     as in a script. With `fake`, tensors have no memory and operators compute nothing:
     a model may be larger than this machine, and `memory()` says what it would take. The
-    values of such tensors nobody knows, and code that decides by one is refused.
+    values of such tensors nobody knows, and code that decides by one is refused. Then
+    only the ranks in `played` (and those with faults) need execute the program; the
+    others do as one of these does, see `played`. By default all are played.
 
     `options` are those of `distlab.sim.run` (faults, journal, limits, seed, …);
     `values` has what `fn` returned on each rank.
 
     Raises:
-        ValueError: a speed that is not above 0, nodes that do not divide the ranks, a
-            run inside of another one, a carrier or payload, of which there is one only,
-            and what `distlab.sim.run` refuses.
+        ValueError: a speed that is not above 0, some ranks played without `fake`, nodes
+            that do not divide the ranks, a run inside of another one, a carrier or
+            payload, of which there is one only, and what `distlab.sim.run` refuses.
         RunnerError: this version of torch is not a tested one.
     """
     require_tested(torch.__version__)
+    if played is not None and not fake:
+        raise ValueError("played is for fake tensors: with real ones all ranks differ")
     if not flops_per_s > 0:
         raise ValueError(f"flops_per_s is {flops_per_s}: it must be above 0")
     per_node = per_node or world_size
@@ -98,14 +105,21 @@ def run(
     try:
         from distlab.sim.torch.fake.world import FakeWorld
         from distlab.sim.torch.patches import installed
+        from distlab.sim.torch.played import Cast
         from distlab.sim.torch.shared_store import SharedStore
 
         world = FakeWorld() if fake else None
+        cast = None
+        if played is not None:
+            apart = _struck(options.get("faults"))
+            cast = Cast(world_size, played, apart)
         outer = dict(vars(os.environ)["_data"])
-        settings = _Settings(1 / flops_per_s, per_node, is_initialized, outer, world)
+        settings = _Settings(
+            1 / flops_per_s, per_node, is_initialized, outer, world, cast
+        )
         program = partial(_live, fn, SharedStore(), settings)
         with installed(), world.installed() if world else nullcontext():
-            return simulate(
+            done = simulate(
                 program,
                 world_size,
                 *args,
@@ -113,6 +127,7 @@ def run(
                 carrier="threads",
                 **options,
             )
+        return done if world is None else _with_memory(done, world, cast)
     finally:
         _BUSY.release()
 
@@ -162,6 +177,30 @@ def require_tested(version: str) -> None:
     )
 
 
+def _struck(faults: Faults | None) -> set[int]:
+    """The ranks that faults make differ from the others."""
+    if faults is None:
+        return set()
+    named = {*faults.straggler, *faults.kill, *faults.late}
+    return {rank for rank in named if isinstance(rank, int)}
+
+
+def _with_memory(done: SimRun, world: FakeWorld, cast: Cast | None) -> SimRun:
+    """The run with the memory of all ranks, also of those that followed others."""
+    memory = dict(world.memory)
+    ranks = done.ranks
+    if cast is not None:
+        ranks = cast.everyone(ranks)
+        memory = {rank: memory.get(of, {}) for rank, of in enumerate(cast.leader_of)}
+    return replace(
+        done,
+        ranks=ranks,
+        memory=tuple(memory.get(rank, {}) for rank in range(done.world_size)),
+        played=tuple(cast.played) if cast else tuple(range(done.world_size)),
+        unlike=tuple(cast.unlike(done.ranks)) if cast else (),
+    )
+
+
 @dataclass(frozen=True)
 class _Settings:
     """What all ranks of a run are told."""
@@ -171,6 +210,7 @@ class _Settings:
     is_initialized: bool
     environment: dict[bytes, bytes]
     world: FakeWorld | None
+    cast: Cast | None
 
 
 def _live(
@@ -185,7 +225,10 @@ def _live(
     from distlab.sim.torch.patches import RankWorld, environment_of
     from distlab.sim.torch.rank import Rank, settle_in
 
+    if settings.cast is not None and not settings.cast.is_played(context.comm.rank):
+        return None
     rank = Rank(context, shared, settings.seconds_per_flop)
+    rank.cast = settings.cast
     rank.world = RankWorld()
     rank.environment = environment_of(
         rank.number, rank.world_size, settings.per_node, settings.environment
@@ -202,4 +245,6 @@ def _live(
         rank.settle()
         return value
     finally:
+        if rank.fake is not None:
+            rank.fake.close(rank.number)
         settle_in(None)

@@ -183,8 +183,11 @@ def _in_our_backend(original: Any) -> Any:
     def helper(
         size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if here() is None:
+        me = here()
+        if me is None:
             return original(size, rank, ranks, backend, *args, **kwargs)
+        if ranks:
+            me.formed.append((str(args[1]), tuple(ranks)))
         ours = dist.Backend(BACKEND)
         group, store = original(size, rank, ranks, ours, *args, **kwargs)
         if isinstance(group, SimProcessGroup):  # get_backend() says what was asked for

@@ -20,6 +20,7 @@ from distlab.runner import RankContext
 from distlab.sim.channels import Group
 from distlab.sim.comm import SimComm, SimWork
 from distlab.sim.kernel import Flight, Kernel
+from distlab.sim.torch.played import Cast, Formed
 from distlab.sim.torch.shared_store import SharedStore
 
 _HERE = threading.local()
@@ -50,6 +51,8 @@ class Rank:
         self.world: Any = None  # torch's own record of this process's groups
         self.environment: dict[bytes, bytes] = {}
         self.fake: Any = None  # its fake tensors, in a run that has those
+        self.cast: Cast | None = None  # who follows it, in a run where ranks do
+        self.formed: list[Formed] = []  # all groups that it knows of
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
         self.store: Any = None  # torch holds on to half of it only
         self._seconds_per_flop = seconds_per_flop

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
-from distlab.comm import SUM, ReduceOp
+from distlab.comm import ANY, SUM, ReduceOp
 from distlab.comm._call import Call
 from distlab.sim.channels import End
 from distlab.sim.collectives import Act, Part
@@ -90,9 +91,15 @@ class Transfers(_Base):  # type: ignore[misc]
         self._rank.settle()
         if sent is not None:
             self._require_alike(name, sent)
-        return post(
-            self._comm, call, lambda comm: comm.group.collectives.join(comm.rank, part)
-        )
+        return post(self._comm, call, partial(self._meet, part))
+
+    def _meet(self, part: Part, comm: SimComm) -> Flight:
+        rank = self._rank
+        meeting = comm.group.collectives.join(comm.rank, part)
+        if rank.cast is not None:
+            world = innermost(rank.comm).group
+            rank.cast.join(rank.number, rank.formed, world, self._title, part)
+        return meeting
 
     def _on_wire(self, tensor: Tensor | None) -> Tensor | Sized | None:
         """One row of memory; of a tensor without memory its size."""
@@ -124,6 +131,7 @@ class Transfers(_Base):  # type: ignore[misc]
     def message(self, op: str, tensor: Tensor, peer: int, tag: int) -> Underway:
         """Send or receive one message."""
         row, sends = flat(tensor), op == "send"
+        self._require_played(op, peer)
         if self._rank.fake is not None and not sends and tensor.is_floating_point():
             self._rank.fake.fakes.forget(tensor)  # the sender's may be unknown
         wire = self._on_wire(row)
@@ -145,6 +153,23 @@ class Transfers(_Base):  # type: ignore[misc]
 
         self._rank.settle()
         return post(self._comm, call, start)
+
+    def _require_played(self, op: str, peer: int) -> None:
+        """Refuse a message to or from a rank that only follows another one.
+
+        Raises:
+            ValueError: `peer` is one.
+        """
+        if self._rank.cast is None or peer == ANY:
+            return
+        members = innermost(self._comm).group.members
+        if not self._rank.cast.is_played(members[peer]):
+            whole = ",".join(map(str, members)) if len(members) < 64 else "all"
+            raise ValueError(
+                f"rank {self._rank.number} calls {op}, and its peer, rank "
+                f"{members[peer]}, is not played: it only follows another rank, and "
+                f"messages need both ends; play {whole}"
+            )
 
     def exchange(
         self, sent: Sequence[Tensor | None], into: Sequence[Tensor | None]

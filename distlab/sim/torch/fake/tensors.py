@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +32,10 @@ _MARK = "_distlab_unknown"
 
 
 class Addresses:
-    """A stretch of addresses, handed out from one end to the other, over and over."""
+    """A stretch of addresses, handed out from one end to the other, over and over.
+
+    The process keeps it: a second one might not be had.
+    """
 
     def __init__(self) -> None:
         self._map = _reserved()
@@ -55,6 +59,12 @@ class Addresses:
         return made  # type: ignore[no-any-return]
 
 
+@cache
+def addresses() -> Addresses:
+    """The one stretch of addresses of this process."""
+    return Addresses()
+
+
 def _reserved() -> mmap.mmap:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     for size in _SIZES:
@@ -71,7 +81,7 @@ class FakeTensors:
     """How fake tensors come about, and how they are told from others."""
 
     def __init__(self) -> None:
-        self._addresses = Addresses()
+        self._addresses = addresses()
 
     def is_unknown(self, tensor: Tensor) -> bool:
         """Whether nobody knows the values of this plain tensor."""

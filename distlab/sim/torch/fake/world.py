@@ -35,6 +35,7 @@ class FakeWorld:
     def __init__(self) -> None:
         self.fakes = FakeTensors()
         self._answers: dict[Any, Answer] = {}
+        self.memory: dict[int, dict[str, int]] = {}  # at its peak, by rank
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -69,7 +70,13 @@ class FakeRank:
     def __init__(self, world: FakeWorld, charge: Callable[[float], None]) -> None:
         self.fakes, self.account = world.fakes, Account()
         self.compute = FakeCompute(world.fakes, self.account, charge, world.answers())
+        self._world = world
         self.modules: WeakSet[nn.Module] = WeakSet()
+
+    def close(self, rank: int) -> None:
+        """It has come to its end: keep what its memory was at its peak."""
+        self.sort()
+        self._world.memory[rank] = self.account.at_peak()
 
     def sort(self) -> None:
         """Tell parameters and their gradients from the rest."""
