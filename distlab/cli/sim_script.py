@@ -35,6 +35,8 @@ def sim_script(
     seed: int = 0,
     all_output: bool = False,
     own: tuple[str, ...] = (),
+    fake: bool = False,
+    play: str = "",
     html: str = "",
     perfetto: str = "",
     open_it: bool = False,
@@ -43,7 +45,8 @@ def sim_script(
     """Simulate a script; exit code 1 if a rank failed or the ranks hung.
 
     Raises:
-        ValueError: a malformed network, fault or number of nodes, or no such script.
+        ValueError: a malformed network, fault, number of nodes or list of ranks, or no
+            such script.
     """
     from distlab.sim import Faults
     from distlab.sim.net.fabric import Fabric
@@ -57,6 +60,7 @@ def sim_script(
         network = replace(network, node_size=per_node)
     faults = parse_faults(fault) if fault else Faults()
     faults.check(world_size)
+    played = _played(play, world_size, per_node) if fake or play else None
     output = Output(sys.stderr if as_json else sys.stdout, all_output)
     started = time.perf_counter()
     done = run_script(
@@ -69,6 +73,8 @@ def sim_script(
         faults=faults,
         seed=seed,
         on_output=output.write,
+        fake=fake,
+        played=played,
     )
     output.end()
     row = {
@@ -115,6 +121,24 @@ def placed(world_size: int, nodes: str, node_size: int) -> tuple[int, int]:
             f"{world_size} ranks can't be spread evenly over {count} nodes"
         )
     return world_size, world_size // int(count)
+
+
+def _played(play: str, world_size: int, per_node: int) -> list[int]:
+    """The ranks that execute the script, where fake tensors let others follow.
+
+    Raises:
+        ValueError: it's no list of ranks.
+    """
+    from distlab.sim.torch.played import default_cast
+
+    if not play:
+        return default_cast(world_size, per_node)
+    if play == "all":
+        return list(range(world_size))
+    numbers = play.split(",")
+    if not all(number.strip().isdigit() for number in numbers):
+        raise ValueError(f'--play is "{play}"; write ranks as 0,1,255, or all')
+    return [int(number) for number in numbers]
 
 
 class Output:
@@ -203,13 +227,35 @@ def _report(row: Row) -> list[tuple[str, str]]:
     else:
         why = f"{row['outcome'].upper()}  {row['explanation']}"
         lines += [("fail", line) for line in wrapped(why, "  ")]
-    lines += _exposed(row) + _collectives(row) + _path(row)
+    lines += _memory(row) + _exposed(row) + _collectives(row) + _path(row)
     wall = f"(simulated in {row['simulated_in_s']:.2f} s)"
     return [*lines, ("dim", f"  {wall}")]
 
 
 def _line(name: str, words: str) -> tuple[str, str]:
     return "plain", f"  {name:<{_COLUMN}} {words}"
+
+
+def _memory(row: Row) -> list[tuple[str, str]]:
+    """What the rank that needs most memory needs, and who was played."""
+    from distlab.terminal import ranks_in_words
+
+    memory = row["memory"]
+    if memory is None:
+        return []
+    whole = f"{size_words(memory['bytes'])} on rank {memory['rank']}, at its peak"
+    lines = [_line("memory", whole)]
+    for kind, size in memory["kinds"].items():
+        if size:
+            text = f"{size_words(size):>10}  {kind}"
+            lines.append(("dim", f"  {'':<{_COLUMN}} {text}"))
+    if len(row["played"]) < row["world_size"]:
+        who = f"{ranks_in_words(row['played'])}; the others do as one of these does"
+        lines.append(_line("played", who))
+    for one, other in row["unlike"]:
+        text = f"  ranks {one} and {other} make different calls; play more with --play"
+        lines.append(("fail", text))
+    return lines
 
 
 def _exposed(row: Row) -> list[tuple[str, str]]:

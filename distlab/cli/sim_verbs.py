@@ -86,6 +86,14 @@ def sim(
         list[str] | None,
         typer.Option(help="For a script: a package that each rank loads for itself."),
     ] = None,
+    fake: Annotated[
+        bool,
+        typer.Option(help="Of a script: tensors take no memory and aren't computed."),
+    ] = False,
+    play: Annotated[
+        str,
+        typer.Option(help="With --fake: the ranks that run the script: 0,1,255 or all."),
+    ] = "",
 ) -> int:
     """Run your script or function on simulated ranks in virtual time.
 
@@ -109,6 +117,8 @@ def sim(
             seed=seed,
             all_output=all_output,
             own=tuple(own or ()),
+            fake=fake,
+            play=play,
             html=html,
             perfetto=perfetto,
             open_it=open_it,

@@ -59,9 +59,24 @@ def facts_of(done: SimRun, per_node: int) -> Facts:
         "exposed_s": sum(exposed) / done.world_size,
         "exposed_most_s": exposed[worst],
         "exposed_most_rank": worst,
+        **_memory(done),
         "collectives": list(_by_kind(calls, done.world_size)),
         "trace_hash": done.trace_hash,
         **_critical(done),
+    }
+
+
+def _memory(done: SimRun) -> Facts:
+    """Of a run with fake tensors: what the rank that needs most needs at its peak."""
+    if not any(done.memory):
+        return {"memory": None, "played": [], "unlike": []}
+    sizes = [sum(kinds.values()) for kinds in done.memory]
+    worst = max(range(done.world_size), key=sizes.__getitem__)
+    kinds = dict(done.memory[worst])
+    return {
+        "memory": {"rank": worst, "bytes": sizes[worst], "kinds": kinds},
+        "played": list(done.played),
+        "unlike": [list(pair) for pair in done.unlike],
     }
 
 

@@ -144,3 +144,45 @@ def test_what_is_refused(folder: Path) -> None:
         Path("program.py").write_text("")
         done = CliRunner().invoke(app, ["sim", "-n", "4", *words])
         assert done.exit_code == 2, words
+
+
+TRAINS = """
+from torch import nn
+model = nn.parallel.DistributedDataParallel(nn.Linear(32768, 32768, bias=False))
+loss = model(torch.randn(2, 32768)).sum()
+loss.backward()
+print("loss", loss.item())
+"""
+VALUES = TRAINS + """
+if loss.item() > 3:
+    dist.barrier()
+"""
+
+
+def test_a_script_with_a_model_larger_than_this_machine(folder: Path) -> None:
+    options = ("--fake", "--play", "0,3", "--flops", "1e14")
+    row, done = figures(TRAINS, options=options)
+    assert row["outcome"] == "finished"
+    size = 4 * 32768**2
+    assert row["memory"]["kinds"]["parameters"] == size
+    assert row["memory"]["kinds"]["gradients"] == size
+    assert sum(row["memory"]["kinds"].values()) == row["memory"]["bytes"] > 2 * size
+    assert (row["played"], row["unlike"]) == ([0, 3], [])
+    kinds = {kind["op"]: kind for kind in row["collectives"]}
+    assert kinds["all_reduce"]["ranks"] == 4
+    assert done.stderr == "loss ?\n"
+
+
+def test_the_report_of_fake_tensors(folder: Path, golden: Golden) -> None:
+    done = sim(TRAINS, options=("--fake", "--play", "0,3"))
+    assert done.exit_code == 0
+    golden("cli/sim-script-fake", done.stdout)
+    row, done = figures(VALUES, options=("--fake",))
+    assert done.exit_code == 1
+    assert (row["outcome"], row["played"]) == ("raised", [0, 1, 2, 3])
+    assert "program.py:14: > in `if loss.item() > 3:`" in row["explanation"]
+
+
+@pytest.mark.parametrize("play", ["0,x", "4", "-1", "0;1"])
+def test_ranks_that_cannot_be_played(folder: Path, play: str) -> None:
+    assert sim(TRAINS, options=("--fake", "--play", play)).exit_code == 2

@@ -101,6 +101,8 @@ def _registered(module: nn.Module, name: str, parameter: Any) -> None:
     mine = _mine()
     if mine is not None:
         mine.modules.add(module)
+        if parameter is not None:
+            become(parameter, PARAMETERS)
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
