@@ -92,7 +92,9 @@ def sim(
     ] = False,
     play: Annotated[
         str,
-        typer.Option(help="With --fake: the ranks that run the script: 0,1,255 or all."),
+        typer.Option(
+            help="With --fake: the ranks that run the script: 0,1,255 or all."
+        ),
     ] = "",
 ) -> int:
     """Run your script or function on simulated ranks in virtual time.

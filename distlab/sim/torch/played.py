@@ -44,7 +44,7 @@ class Cast:
         self.played = sorted({*played, *apart})
         if not self.played or not 0 <= self.played[0] <= self.played[-1] < world_size:
             raise ValueError(
-                f"the ranks to play are {sorted(played)}: name some of "
+                f"the ranks to play are {sorted(played)}; name some of "
                 f"0 … {world_size - 1}"
             )
         leaders = [rank for rank in self.played if rank not in apart] or self.played

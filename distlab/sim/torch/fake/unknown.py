@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distlab.runner.autopsy import own_frame, place
+from distlab.runner.autopsy import own_frame
 from distlab.sim.torch.fake.tensors import FakeTensors
 
 _MOST = 1 << 16  # elements that are handed out, as a list or as an array
@@ -29,7 +29,7 @@ class DataDependentError(RuntimeError):
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise the error that names `what`, and the program's line.
+    """Raise an error that names `what`, and quotes the program's line.
 
     Raises:
         DataDependentError: always.
@@ -39,12 +39,11 @@ def refuse(what: str) -> NoReturn:
         frames.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back  # type: ignore[assignment]
     at = own_frame(tuple(reversed(frames)))
-    where = f"{place(at)}: " if at else ""
     code = linecache.getline(*at).strip() if at else ""
     line = f" in `{code}`" if code else ""
     raise DataDependentError(
-        f"{where}{what}{line} depends on the values of a fake tensor, and those have "
-        "none; take the condition out, or run it on real tensors"
+        f"{what}{line} depends on values of a fake tensor, and it has none; take the "
+        "condition out, or run the script on real tensors"
     )
 
 
