@@ -50,7 +50,7 @@ class Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """A gradient, or None, for each argument of forward."""
+        """Return a gradient, or None, for each argument of forward."""
         # TODO(activation_checkpointing.first_function)
         # forward has three arguments: which of them have a gradient?
         raise NotImplementedError("activation_checkpointing.first_function")
@@ -94,7 +94,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """A gradient, or None, for each argument of forward."""
+        """Return a gradient, or None, for each argument of forward."""
         # TODO(activation_checkpointing.checkpoint)
         # run the block again, with torch.enable_grad(), from a leaf tensor,
         # and with the random numbers of forward, not with the current ones

@@ -238,11 +238,11 @@ def with_torch(
 ) -> bool:
     """Run one step with torch.amp, without comm; return True if it stepped.
 
-    Given: a float32 model, a different one on each rank, with plain tensors; every
-    parameter gets a gradient. A parameter may be a scalar or a transposed view, and
-    `.grad` may hold the gradient of an earlier step. torch's default process group. A
-    torch.amp.GradScaler("cpu") with equal settings on all ranks. With plain tensors a
-    GradScaler skips a step only if this rank's gradients contain inf or nan.
+    Given: a float32 model with plain tensors, a different one on each rank, in which
+    every parameter gets a gradient. A parameter may be a scalar or a transposed view,
+    and `.grad` may hold the gradient of an earlier step. Also torch's default process
+    group, and a torch.amp.GradScaler("cpu") with equal settings on all ranks. With
+    plain tensors, it skips a step only if this rank's gradients contain inf or nan.
 
     C1 The forward pass computes in bfloat16 while the weights stay in float32, and the
        step is the same as it would be without a loss scale.

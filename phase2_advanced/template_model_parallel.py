@@ -57,11 +57,11 @@ def train_step(
 ) -> float:
     """Take one optimizer step of a model whose stage r is on rank r.
 
-    Given: `stage` and `optimizer` are this rank's; a parameter may be frozen, and the
-    stage's output non-contiguous. The batch is the same on every rank, but only the
-    first stage may read `inputs`, and only the last `targets`; the other stages may
-    read only the number of samples. `example` has the shape and dtype of ONE sample
-    that enters this stage; its values mean nothing.
+    Given: `stage` and `optimizer` are this rank's. A parameter may be frozen, and the
+    stage's output may be non-contiguous. The batch is the same on every rank, but only
+    the first stage may read `inputs`, and only the last one `targets`; the others may
+    only count the samples. `example` has the shape and dtype of ONE sample that enters
+    this stage, and its values don't matter.
 
     C1 The weights end up the same as if a single process had trained the full model.
     C2 `train_step` returns the loss of the batch. Send it as float64, because it must

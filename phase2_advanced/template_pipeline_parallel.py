@@ -63,7 +63,7 @@ def forward_step(
     """Run one microbatch forward through one stage: receive, compute, send.
 
     Given: `source` and `destination` come from peers(). Without a source, x is `inputs`
-    itself; with one, `inputs` only tells the number of samples. Parameters may be
+    itself; otherwise `inputs` only tells you the number of samples. Parameters may be
     frozen or unused, and the output may be non-contiguous.
     Returns x and output, which backward_step needs, and the send's Work or None.
     C1 `backward_step` adds the microbatch's gradient to every `.grad` of the stage and
@@ -84,8 +84,8 @@ def backward_step(
 ) -> Work | None:
     """Run the same microbatch backward: receive its gradient, backward, send it on.
 
-    Given: `x` and `output` of forward_step. `source` is the next stage, from which the
-    comes from there. Without a source, `output` is the loss (2.12 puts it there).
+    Given: `x` and `output` of forward_step. The gradient of `output` comes from
+    `source`, the next stage. Without a source, `output` is the loss, as 2.12 passes it.
     Returns the Work of the send, or None. The clauses are those of forward_step.
     """
     # TODO(pipeline_parallel.forward_backward)
@@ -103,9 +103,9 @@ def execute(
     """Run this rank's `schedule`; every .grad grows by the gradient of the batch.
 
     Given: `chunks` are this rank's. `microbatches` are (inputs, targets), the same on
-    every rank, but only the first stage may read inputs and only the last targets; on
-    the others they tell the number of samples. They may differ in size. `loss_fn`
-    averages over its samples. The schedules of all ranks fit together. The last stage
+    every rank, but only the first stage may read inputs and only the last targets; the
+    others may only count the samples. Microbatches may differ in size, and `loss_fn`
+    averages over their samples. The schedules of all ranks fit together. The last stage
     is on rank n - 1, whatever the number of chunks. Send the loss as float64.
     C1 For any schedule, `execute` adds the gradient of the mean loss over all samples
        to every `.grad`.
@@ -125,9 +125,9 @@ def execute(
 def free(action: Action, kept: Kept, sends: Sends) -> None:
     """Drop what no later action needs; execute calls this after each action.
 
-    Given: `kept` holds x and output of every microbatch that is not freed yet; `sends`
-    holds every send that has not been waited for, that of `action` too. Remove entries.
-    execute waits at the end for the sends that are left.
+    Given: `kept` holds x and output of every microbatch that isn't freed yet, and
+    `sends` holds every send for which we haven't waited, including that of `action`.
+    Remove entries from both. At the end, execute waits for the remaining sends.
     C1 A rank waits only for messages that its next action needs. `free` waits for each
        send that it removes, but for no other send unless the receiver must already have
        received it.
@@ -192,9 +192,9 @@ def with_torch(
 ) -> float:
     """Run a batch forward and backward with torch.distributed.pipelining, without comm.
 
-    Given: torch's default process group; `stage`, this rank's stage of n, perhaps with
-    frozen or unused parameters; the full batch, whose inputs are valid on rank 0 only
-    and targets on the last rank only. num_microbatches divides the batch and is at
+    Given: torch's default process group, and this rank's `stage` of n, which may have
+    frozen or unused parameters. The full batch has valid inputs only on rank 0, and
+    valid targets only on the last rank. num_microbatches divides the batch and is at
     least n. loss_fn returns a mean.
     C1 The gradients are the same as if a single process had computed them from the mean
        loss of the batch.

@@ -18,7 +18,7 @@ from distlab.given.tensor_parallel import Mesh, Operators, reordered
 
 
 def coordinates(rank: int, tensor_size: int) -> tuple[int, int]:
-    """Return (model replica, shard), row and column; with rows of 2, 3 → (1, 1)."""
+    """Return (model replica, shard), the row and column: 3 → (1, 1) with rows of 2."""
     # TODO(tensor_parallel.mesh)
     # how many full replicas come before this rank? which shard has it?
     raise NotImplementedError("tensor_parallel.mesh")
@@ -151,9 +151,9 @@ def parallel_mlp(comm: Comm, mlp: Any, operators: Operators = FULL) -> None:
 def parallel_attention(comm: Comm, attention: Any, operators: Operators = FULL) -> None:
     """Replace attention.qkv and attention.proj by this rank's shards, in place.
 
-    Each rank computes 1/n of the heads; attention.num_heads stays. The rows of qkv are
-    all queries, then all keys, then all values; in each third, and in the inputs of
-    proj, head by head. reordered(layer, rows) is a copy with its rows in this order.
+    Each rank computes 1/n of the heads, but attention.num_heads stays. The rows of qkv
+    are all queries, then all keys, then all values, head by head in each third, like
+    the inputs of proj. reordered(layer, rows) returns a copy with its rows reordered.
     """
     # TODO(tensor_parallel.block)
     # which rows of qkv does this rank need? are they adjacent?
@@ -163,7 +163,7 @@ def parallel_attention(comm: Comm, attention: Any, operators: Operators = FULL) 
 def vocab_parallel_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy over all tokens, the same on every rank.
 
-    `logits` (tokens, V / n): columns from r · V / n on; `targets` (tokens,): below V.
+    `logits` (tokens, V / n) begin at column r · V / n; `targets` (tokens,) are below V.
     C1 The loss matches the single-process baseline, even if some logits are very large
        or -inf.
     C2 The gradient of this rank's logits matches the single-process baseline.

@@ -102,15 +102,15 @@ def start_all_reduce(comm: Comm, bucket: Bucket) -> Work:
 class DistributedDataParallel(DataParallelModule):
     """Wraps a module so that backward() leaves the mean over the ranks in .grad.
 
-    Collective: every rank constructs it from a module of the same architecture.
-    Parameters and buffers become rank 0's. `comm_hook` replaces `start_all_reduce`.
-    With `find_unused_parameters`, ranks count in each step who has a batch and which
-    parameters have a gradient; see 3.23.
+    Collective: every rank constructs it from a module of the same architecture, which
+    gets rank 0's parameters and buffers. `comm_hook` replaces `start_all_reduce`. With
+    `find_unused_parameters`, the ranks count in each step which of them have a batch,
+    and which parameters have a gradient; see 3.23.
 
     DataParallelModule, which is given, has forward(), and calls finalize_backward()
-    before backward() returns. It keeps in `trainable` the parameters that require a
-    gradient, each once; in `arrived` those whose gradient is ready in this backward();
-    in `active` a list, in ascending order, of the ranks with a batch: all, until 3.23.
+    before backward() returns. Its field `trainable` has the parameters that require a
+    gradient, each once, and `arrived` those whose gradient is ready in this backward().
+    `active` lists the ranks with a batch in ascending order, that is all until 3.23.
     In torch.distributed: torch.nn.parallel.DistributedDataParallel
     Cost: every gradient once per step. Check: distlab check 3.10, 3.11, 3.23
     """

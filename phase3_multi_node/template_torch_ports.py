@@ -135,11 +135,11 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> Non
 def meet(
     host: str, port: int, world_size: int, generation: int, timeout_s: float
 ) -> None:
-    """Join torch's default process group (gloo) as a rank that the store gives.
+    """Join torch's default process group (gloo) with a rank from the store.
 
     Given: a TCPStore listens at `host` and `port`. No rank hosts it, so it outlives
     all generations. `world_size` processes or more call meet(); none knows its rank.
-    The next `generation` is called once the process group of the last one is gone.
+    The next `generation` begins after the process group of the last one has gone.
 
     C1 The world_size processes get the ranks 0 to n - 1, and each rank is given out
        once.

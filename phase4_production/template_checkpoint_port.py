@@ -99,11 +99,11 @@ def load(
 ) -> int | None:
     """Load model, optimizer and `own` in place; return the step, or None without one.
 
-    Given: `model` is sharded over the ranks that there are now, perhaps not as many as
-    saved it. Nothing else is in `folder`; it may not be there. One that is there and
-    can't be listed is an OSError: None would start from step 0 again. A save that
-    failed or was killed has left a part of its files, and no `.metadata`: DCP writes
-    that last.
+    Given: `model` is sharded over the present ranks, whose number may have changed.
+    `folder` holds nothing else, and it may not exist. If it exists but can't be listed,
+    raise OSError, because after None the training would start over at step 0. A save
+    that failed or was killed has left some of its files but no `.metadata`, which DCP
+    writes last.
 
     The clauses are those of Saver.
     In torch.distributed: dcp.load, FileSystemReader(…).read_metadata()

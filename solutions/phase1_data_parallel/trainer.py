@@ -98,8 +98,8 @@ def train_step(
 ) -> float:
     """Take one optimizer step with the mean gradient of all ranks; return the loss.
 
-    Given: equal models on all ranks. `inputs` and `targets` are this rank's samples of
-    the global batch; all ranks have equally many. `loss_fn` is a mean over samples.
+    Given: all ranks have equal models. `inputs` and `targets` are this rank's samples
+    of the global batch, equally many on each rank. `loss_fn` is a mean over samples.
     C1 The weights end up the same as if a single process had trained on the global
        batch.
     C2 `train_step` returns the mean loss over the global batch as a float, and every
@@ -132,9 +132,9 @@ def fit(
 ) -> list[float]:
     """Train for `num_epochs` epochs; return the mean training loss of each epoch.
 
-    Given: models that may differ, in either mode; `fit` trains in training mode.
-    `train_loader` gives every rank equally many samples of each global batch, at least
-    one; batches may differ in size. The first epoch is set_epoch(0).
+    Given: the ranks' models may differ, and may be in either mode; train in training
+    mode. `train_loader` gives every rank equally many samples of each global batch, and
+    at least one, but batches may differ in size. Call set_epoch(0) for the first epoch.
     C1 The weights end up the same as in the single-process baseline.
     C2 `fit` returns each epoch's mean loss over all samples, and every rank returns the
        same numbers.
@@ -208,9 +208,9 @@ def evaluate(
 ) -> Metrics:
     """Return loss and accuracy over the samples of all ranks, the same on every rank.
 
-    Given: `batches` are this rank's (inputs, targets). A rank may have no batch, and a
-    batch no sample; at least one rank has a sample. `loss_fn` is a mean over samples.
-    The model predicts the class with the highest output; its modules are in one mode.
+    Given: `batches` are this rank's (inputs, targets). A rank may have no batch and a
+    batch no sample, but some rank has a sample. `loss_fn` is a mean over samples. All
+    modules are in one mode, and the model predicts the class with the highest output.
     C1 Every rank returns the loss and the accuracy over the samples of all ranks, and
        the loss is summed in float64.
     C2 The call returns on every rank, even if some ranks have more batches than others
@@ -244,7 +244,7 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
     """Train on the digits with torch.distributed only; return the model, on every rank.
 
     torchrun starts it on one or more nodes and sets RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT. Batches: global_batches(). You choose which rank takes which samples.
+    MASTER_PORT. global_batches() yields the batches, and you divide them among ranks.
     C1 Every rank ends up with the same weights as the single-process baseline, which
        uses make_model(0), SGD, LEARNING_RATE and cross-entropy. Each sample goes
        through the model on exactly one rank.

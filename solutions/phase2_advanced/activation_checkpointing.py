@@ -52,7 +52,7 @@ class Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """A gradient, or None, for each argument of forward."""
+        """Return a gradient, or None, for each argument of forward."""
         ### BEGIN SOLUTION activation_checkpointing.first_function
         #| forward has three arguments: which of them have a gradient?
         return gradient * ctx.backward_factor, None, None
@@ -100,7 +100,7 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """A gradient, or None, for each argument of forward."""
+        """Return a gradient, or None, for each argument of forward."""
         ### BEGIN SOLUTION activation_checkpointing.checkpoint
         #| run the block again, with torch.enable_grad(), from a leaf tensor,
         #| and with the random numbers of forward, not with the current ones

@@ -102,7 +102,7 @@ class SyncServer(Server):
         self.gradients: dict[int, Tensor] = {}  # by rank: those of the current step
 
     def push(self, rank: int, number: int, gradient: Tensor) -> None:
-        """Keep the gradient, and take the step with the last one of it.
+        """Keep the gradient; the last one of a step completes that step.
 
         Given: each worker pushes once in a step, and pulls before it pushes again.
 
@@ -187,7 +187,7 @@ class StaleServer(Server):
         ### END SOLUTION
 
     def on(self, event: object, now_s: float) -> list[object]:
-        """Note whose process has ended; then everyone waiting is offered again."""
+        """Note whose process has ended; then waiting requests are offered again."""
         if isinstance(event, PeerGone):
             self.gone.add(event.peer)
         return []

@@ -72,8 +72,8 @@ def bytes_per_rank(
 ) -> int:
     """Return the bytes that a rank holds of `size` elements at ZeRO stage 0 to 3.
 
-    `per_element`: bytes of weight, gradient and state, here float32 and Adam. What is
-    full has `size` elements; what is sharded has ⌈size / world_size⌉, with padding.
+    `per_element` has the bytes of weight, gradient and state, here float32 and Adam. A
+    full one has `size` elements, a sharded one ⌈size / world_size⌉, including padding.
     C3 `bytes_per_rank` is correct at stages 0 to 3. Stage 1 shards the optimizer state,
        stage 2 also shards the gradients, and stage 3 also shards the weights.
     Example: 1,000,000,000 elements on 8 ranks → 16, 9, 5.5 and 2 · 10⁹ bytes
@@ -89,9 +89,9 @@ def bytes_per_rank(
 class ShardedOptimizer(zero.BucketOptimizer):
     """ZeRO stage 1, where each rank has the optimizer state of its shards only.
 
-    Given: equal models on all ranks, equal batch sizes, a loss that is a mean; and
-    self.buckets. A bucket's parameters are views of one vector, `flat`; `shard` is this
-    rank's chunk of it, in the same memory. step() calls scatter_gradients and update.
+    Given: equal models and batch sizes on all ranks, a loss that is a mean, and
+    self.buckets. A bucket's parameters are views of one vector, `flat`, and `shard` is
+    this rank's chunk of its memory. step() calls scatter_gradients and then update.
 
     3.13 C1 The weights end up the same as in a single process, and each parameter group
             uses its own settings.
@@ -160,7 +160,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
     def state_by_name(self) -> State:
         """Return this rank's state by bucket.names: {"0.weight": {"start": 3, …}, …}.
 
-        With start and stop: all entries that the optimizer keeps for the shard, by key.
+        Besides start and stop, each has all entries that the optimizer keeps, by key.
         Vectors have one element per weight and are cut to the range; scalars are not.
         3.15 C1 Each rank saves its own elements under the name of the parameter,
                 together with start and stop.
@@ -218,9 +218,9 @@ class ShardedGradients:
 class FullySharded(zero.ShardedLayers):
     """ZeRO stage 3, where a layer's weights are unsharded only while it computes.
 
-    unshard_layer(number, following) is given, for before layer `number` computes, and
-    `following` next; reshard_layer(number) for after it. Both are collective: every
-    rank computes every layer, in the same order.
+    Given: unshard_layer(number, following), to call before layer `number` computes if
+    layer `following` is next, and reshard_layer(number), to call after it. Both are
+    collective, because every rank computes every layer, in the same order.
 
     3.21 C1 The outputs are the same as from the unsharded model.
          C2 Apart from its own shards, each rank holds only the full weights of the

@@ -179,14 +179,14 @@ class PowerSGD:
     def __call__(self, comm: Comm, bucket: Bucket) -> Work:
         """Start to sum P; the Work's wait() sums Q.
 
-        M is the gradient plus the residual. Each rank can multiply only its own M. A
-        product M Q begins with the Q of the step before, a product Mᵀ P gives the next
-        one. You decide what to sum when, and at which moment the columns of P must
-        be orthonormal: P Qᵀ then stands for the sum of all M.
-        Given: self.factors is used like self.residuals, and has a list: one Q, shape
-        (columns, R), for each matrix. split(bucket, t), with t like bucket.flat: its
-        matrices, none or several, and one tensor with all other elements; join is the
-        reverse.
+        M is the gradient plus the residual, and each rank can multiply only its own M.
+        The product M Q starts from the Q of the step before, and Mᵀ P gives the next Q.
+        You decide what to sum and when, and at which moment to make the columns of P
+        orthonormal, so that P Qᵀ stands for the sum of all M.
+        Given: you use self.factors like self.residuals, but it holds a list, with one Q
+        of shape (columns, R) for each matrix. split(bucket, t), with t like
+        bucket.flat, returns its matrices, none or several, and a tensor with all other
+        elements; join undoes this.
 
         C1 If the sum of all M has a matrix rank of R or less, bucket.flat equals that
            sum.

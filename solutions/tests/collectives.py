@@ -1,8 +1,8 @@
-"""Tests of `collectives` that catch what a test on simulated ranks can see.
+"""Tests of `collectives` that catch all mistakes visible on simulated ranks.
 
 Guide: phase1_data_parallel/guide/collectives.md.
-Each test gets `run`: run(program, n) plays program(comm, unit) on n ranks and returns a
-list of what each returned; it fails where a rank raises or all ranks wait. The list has
+Each test gets `run`: run(program, n) runs program(comm, unit) on n ranks and returns
+their results in a list. It fails if a rank raises or all ranks wait. The list has
 `messages` and `num_bytes`, sent by each rank, and `rounds` where `message_bytes` is
 given. Values differ per rank, and so do the tensors that a result is written into.
 """
@@ -26,12 +26,12 @@ TURNS = (0, 3)  # each function is called twice: nothing may be kept between
 
 
 def values_of(rank: int, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Small integers, exact in every dtype: they tell ranks and elements apart."""
+    """Return small integers, exact in any dtype, which differ by rank and element."""
     return ((7 * rank + 3 * torch.arange(count)) % 11 + 1).to(dtype)
 
 
 def garbage(count: int, dtype: torch.dtype) -> Tensor:
-    """What a tensor holds that is to be written: not zero, and no number if it can."""
+    """Return a tensor to be overwritten, filled with nan, or 77 for integers."""
     return torch.full(
         (count,), math.nan if dtype.is_floating_point else 77, dtype=dtype
     )
@@ -89,7 +89,7 @@ def test_broadcast(run: Run) -> None:
 
 
 def test_tree_broadcast(run: Run) -> None:
-    """The same, in ⌈log2 n⌉ rounds."""
+    """Every rank has the values of rank src, after ⌈log2 n⌉ rounds."""
     expect_broadcast(run, "tree_broadcast")
     for n in (*SIZES, 17):
         for src in {0, n // 2, n - 1}:
@@ -102,7 +102,7 @@ def test_tree_broadcast(run: Run) -> None:
 
 
 def expect_broadcast(run: Run, name: str) -> None:
-    """What both broadcasts promise."""
+    """Check the promises that both broadcasts make."""
     for n in SIZES:
         for src in {0, 1 % n, n // 2, n - 1}:
 
@@ -144,7 +144,7 @@ def test_all_reduce(run: Run) -> None:
 
 
 def test_all_reduce_rounds_alike(run: Run) -> None:
-    """Fractions, and integers that float32 lacks: close to the sum, equal bits."""
+    """With fractions and large integers, the sum is close and its bits are equal."""
 
     def program(comm: Comm, unit: ModuleType) -> Any:
         fractions = torch.rand(64, generator=torch.Generator().manual_seed(comm.rank))
@@ -164,7 +164,7 @@ def test_all_reduce_rounds_alike(run: Run) -> None:
 
 
 def test_all_gather(run: Run) -> None:
-    """Every rank's input on every rank, in order; input is unchanged."""
+    """Every rank has all ranks' inputs, in order, and input is unchanged."""
 
     def program(comm: Comm, unit: ModuleType) -> Any:
         results = []
@@ -186,7 +186,7 @@ def test_all_gather(run: Run) -> None:
 
 
 def test_reduce_scatter(run: Run) -> None:
-    """Each rank has its chunk of the sum; input is unchanged."""
+    """Each rank has its chunk of the sum, and input is unchanged."""
 
     def program(comm: Comm, unit: ModuleType) -> Any:
         results = []
@@ -239,7 +239,7 @@ def test_all_to_all(run: Run) -> None:
 
 
 def test_one_rank_has_nothing_to_send(run: Run) -> None:
-    """A world of one rank: a ring of one may be refused by comm, and by it alone."""
+    """With one rank, nothing is sent; only comm may refuse a ring of one."""
 
     def exchange(comm: Comm, unit: ModuleType) -> None:
         unit.send_recv(comm, values_of(0, 2))

@@ -1,8 +1,8 @@
-"""Tests of `ring_allreduce` that catch what a test on simulated ranks can see.
+"""Tests of `ring_allreduce` that catch all mistakes visible on simulated ranks.
 
 Guide: phase3_multi_node/guide/ring_allreduce.md.
-Each test gets `run`: run(program, n) plays program(comm, unit) on n ranks and returns a
-list of what each returned; it fails where a rank raises or all ranks wait. The list has
+Each test gets `run`: run(program, n) runs program(comm, unit) on n ranks and returns
+their results in a list. It fails if a rank raises or all ranks wait. The list has
 `messages`, `num_bytes` and `sent_to` of each rank, and `rounds` where `message_bytes`
 is given. `unit` is the solution, for what needs no ranks.
 """
@@ -27,12 +27,12 @@ TURNS = (0, 3)  # each function is called twice: nothing may be kept between
 
 
 def values_of(rank: int, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Small integers, exact in every dtype, other ones on each rank."""
+    """Return small integers, exact in every dtype, that differ between ranks."""
     return ((7 * rank + 3 * torch.arange(count)) % 11 + 1).to(dtype)
 
 
 def sum_of(n: int, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """What n ranks have together."""
+    """Return the sum of what n ranks have."""
     return torch.stack([values_of(rank, count, dtype) for rank in range(n)]).sum(0)
 
 
@@ -102,7 +102,7 @@ def test_all_reduce(run: Run) -> None:
 
 
 def test_all_reduce_rounds_alike(run: Run) -> None:
-    """Fractions: close to the sum, and the same bits on every rank."""
+    """With fractions, the sum is close, and every rank has the same bits."""
     for name in ("all_reduce", "pipelined_all_reduce"):
 
         def program(comm: Comm, unit: ModuleType, name: str = name) -> Any:
@@ -120,7 +120,7 @@ def test_all_reduce_rounds_alike(run: Run) -> None:
 
 
 def test_all_reduce_averages(run: Run) -> None:
-    """With average=True the mean; integers are refused before any message."""
+    """With average=True it is the mean; integers are refused before any message."""
 
     def program(comm: Comm, unit: ModuleType) -> Any:
         tensors = [values_of(comm.rank, 12, dtype) for dtype in DTYPES[:2]]
@@ -170,7 +170,7 @@ def expect_a_ring(run: Run, n: int, name: str, num_steps: int) -> None:
 
 
 def test_segment_plan(unit: ModuleType) -> None:
-    """The plans of all ranks, played together: sums, buffers, messages, overlap."""
+    """Run all ranks' plans together, and check sums, buffers, messages and overlap."""
     for n in (2, 3, 4, 5):
         for num_segments in (1, 2, 3):
             plans = [
@@ -189,7 +189,7 @@ Step = tuple[str, int, int | None]
 
 
 def expect_care(plan: list[Step]) -> None:
-    """A buffer in flight is left alone, and all that starts is waited for once."""
+    """Check that no buffer in flight is touched, and each start has one wait."""
     in_flight: set[tuple[int, int | None]] = set()
     for kind, segment, buffer in plan:
         if kind == "wait":
@@ -205,7 +205,7 @@ def expect_care(plan: list[Step]) -> None:
 
 
 def expect_overlap(plan: list[Step]) -> None:
-    """During most additions a segment is being received and another one sent."""
+    """Check that most additions overlap with a receive and a send."""
     adds = hidden = 0
     in_flight: dict[tuple[int, int | None], str] = {}
     for kind, segment, buffer in plan:
@@ -220,7 +220,7 @@ def expect_overlap(plan: list[Step]) -> None:
 
 
 class Rank:
-    """One rank that plays its plan, on channels to and from its neighbors."""
+    """One rank that runs its plan, on channels to and from its neighbors."""
 
     def __init__(self, rank: int, plan: list[Step], count: int) -> None:
         self.plan, self.done = deque(plan), set[tuple[int, int | None]]()
@@ -230,7 +230,7 @@ class Rank:
         self.receiving: deque[tuple[int, int | None]] = deque()
 
     def play(self) -> bool:
-        """Go on to the next wait that is not over; whether there was anything to do."""
+        """Continue to the next unfinished wait; return True if anything was done."""
         before = len(self.plan)
         while self.plan:
             kind, segment, buffer = self.plan[0]
@@ -259,7 +259,7 @@ class Rank:
 
 
 def expect_sums(plans: list[list[Step]], n: int, num_segments: int) -> None:
-    """Play the plans: each segment is on every rank the sum, each rank in it once."""
+    """Run the plans; each rank ends with every segment's sum, each rank in it once."""
     count = n * num_segments
     ranks = [Rank(rank, plan, count) for rank, plan in enumerate(plans)]
     while sum(rank.play() for rank in ranks):
@@ -271,7 +271,7 @@ def expect_sums(plans: list[list[Step]], n: int, num_segments: int) -> None:
 
 
 def test_pipelined_all_reduce(run: Run) -> None:
-    """The sum in the caller's tensor, in segments, to one neighbor, in few bytes."""
+    """The caller's tensor has the sum, sent in segments, to one neighbor."""
     for n in SIZES:
         for count, segment_bytes in ((0, 8), (1, 8), (10, 16), (37, 32), (40, 1 << 21)):
             for dtype in DTYPES[:3]:
