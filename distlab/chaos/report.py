@@ -164,7 +164,7 @@ def _names(cells: Sequence[Cell]) -> str:
 def markdown(
     results: Sequence[CellResult], campaign: Campaign, machine: dict[str, Any]
 ) -> str:
-    """Return the tables of docs/chaos.md, a table for each mode that was played."""
+    """Return the tables of docs/chaos.md, one for each mode that was run."""
     found: Cells = by_id(results)
     parts: list[str] = []
     for mode in MODES:

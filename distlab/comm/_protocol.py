@@ -18,7 +18,7 @@ ANY = -1
 
 
 class ReduceOp(Enum):
-    """How a reduction combines the ranks' tensors, element by element.
+    """The operation with which a reduction combines the ranks' tensors, elementwise.
 
     Example:
         assert ReduceOp.AVERAGE is ReduceOp.AVG

@@ -4,7 +4,7 @@
                     and `ended_s`, Unix time, once nothing more will come
     rank_0.jsonl    a StepRecord of rank 0 in each line
     figures.jsonl   {"step": …, "loss": …}: all ranks together, and validations
-    autopsy.txt     only where the run did not finish: why, and where each rank was
+    autopsy.txt     if the run didn't finish: why, and where each rank was
 
 Every line is written at once. If a run is killed, it leaves at most one torn line, the
 last of a file, and we ignore that line when we read the folder. Because JSON has no

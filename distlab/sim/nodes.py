@@ -34,7 +34,7 @@ class Nodes:
             act()
 
     def connection(self, node: Node, act: Act) -> Act:
-        """Wrap `act` for a message that leaves now for the current process there."""
+        """Wrap `act` for a message that leaves now, meant for the process there now."""
         crashes = self.crashes[node]
 
         def arrive() -> None:

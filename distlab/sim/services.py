@@ -1,10 +1,11 @@
-"""Answer calls in a simulated run, both at ranks and at services of their own.
+"""Answer calls in a simulated run, both at ranks and at services with their own nodes.
 
-Endpoint  a message, like a datagram: it can be lost, arrive twice, or vanish at a
-          partition. Only who is dead answers at once: "connection closed".
-Store     kept by a node that is no rank, reliable: at a partition a request waits until
-          it heals. The node stands on rank 0's machine: to rank 0 it costs no time.
-services  nodes of their own, behind the ranks on the network
+Endpoint  sends messages like datagrams, which can be lost, arrive twice, or vanish at a
+          partition. Only a dead peer answers at once, with "connection closed".
+Store     is reliable and kept by a node that isn't a rank: at a partition, a request
+          waits until it heals. The node is on rank 0's machine, so it costs rank 0 no
+          time.
+services  have their own nodes, after the ranks on the network
 """
 
 from __future__ import annotations

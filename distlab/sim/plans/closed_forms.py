@@ -1,4 +1,4 @@
-"""How long the written-down schedules take, as formulas; and how long any must take.
+"""Formulas for how long the explicit schedules take, and for how long any must take.
 
 Symbols: n ranks on q nodes of k; S = num_bytes of the full tensor; alpha seconds per
 message and beta seconds per byte, of an `AlphaBeta`: alpha_s and 1 / bytes_per_s; m
@@ -19,9 +19,9 @@ microbatches, p stages, v model chunks. All results are seconds.
 
     any all-reduce         at least  ⌈log2 n⌉ · alpha   and   2 (n-1)/n · beta S
 
-They count what is on the wires; adding takes no time. Chunks must be of one size, and a
-formula that does not hold for some n refuses it. The simulator's times are integer
-picoseconds, so a message may differ from its formula by half of one.
+They count the time on the wires, while additions take no time. All chunks must have the
+same size, and if a formula doesn't hold for some n, it raises an error. The simulator
+counts in whole picoseconds, so a message may differ from its formula by half of one.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp (2005), sections 4 and 5; E. Chan et al.,
 "Collective communication: theory, practice, and experience" (2007), section 3, for the

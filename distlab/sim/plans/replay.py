@@ -61,7 +61,7 @@ class Recording:
     def replay(self, factors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return each scenario's virtual seconds; `factors` is scenarios × ranks.
 
-        A factor of 1 is no straggler.
+        A rank with the factor 1 isn't a straggler.
 
         Raises:
             ValueError: a factor isn't above 0, the number of ranks differs, or in one
