@@ -6,7 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 MODES = ("restart", "standby", "elastic")
-"""All ranks start again; a standby takes the rank's place; the others go on alone."""
+"""All ranks restart; a standby takes the rank's place; the others continue alone."""
 
 MOMENTS = {
     "forward": "forward",
@@ -15,7 +15,7 @@ MOMENTS = {
     "save": "during save",
     "epoch": "epoch edge",
 }
-"""By the name in a cell's id: the head of its column."""
+"""The head of each column, by the name that a cell's id uses."""
 
 ANYWHERE = tuple(MOMENTS)
 

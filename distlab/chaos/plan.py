@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from distlab.chaos.matrix import Cell
 
 PLAN = "DISTLAB_CHAOS"
-"""The environment variable in which a rank finds its Plan, as JSON."""
+"""The environment variable in which a rank finds its plan, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 _LEFT: deque[Any] = deque(maxlen=4)
-"""Keep this many old groups; by then, all older ones have come to rest."""
+"""Keep this many old groups; by then, the threads of older ones are idle."""
 
 
 def open_default_group(wire: str, device: torch.device, **place: Any) -> Any:

@@ -305,9 +305,9 @@ def _facts(tensor: object, shape: str, dtype: str) -> Event:
 def call_site(frame: FrameType | None) -> Event:
     """Find the innermost line outside distlab and torch, or else outside distlab.comm.
 
-    `via` is the file and line that called the function with that line, if it is outside
-    as well. A learner's own collective may be right but called in the wrong place, and
-    then you need that line.
+    `via` is the file and line from which that line's function was called, if that is
+    outside as well. A learner's own collective may be right but called in the wrong
+    place, and then you need that line.
     """
     site: Event = {"file": "", "line": 0, "via": None}
     while frame is not None:

@@ -33,11 +33,9 @@ from distlab.comm._disk import Disk
 from distlab.comm._seams import Clock
 
 Handle = Callable[[int, bytes], bytes | None]
-"""Answers one message of a peer, at once and without waiting for anybody.
-
-The peer is a rank. A caller that has no rank (yet) has a negative number, its own for
-as long as it is connected.
-"""
+"""Answers one message of a peer at once, without waiting for anyone. The peer is a
+rank. A caller without a rank (yet) has a negative number, which stays its own as long
+as it is connected."""
 
 
 class Service(Protocol):
@@ -95,7 +93,7 @@ class ServiceContext:
 
 
 Factory = Callable[[ServiceContext], Service]
-"""Makes a service; again, on the same disk, after each crash of its process."""
+"""Creates a service, and after a crash of its process another one on the same disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

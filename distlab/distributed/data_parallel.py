@@ -38,22 +38,21 @@ class DistributedDataParallel(nn.Module):
     """Wrap a module so that backward() leaves the mean over the ranks in every .grad.
 
     Collective: every rank constructs it with the same arguments and a module of the
-    same architecture, and the ranks check this. Every rank starts with rank 0's
-    parameters and buffers. `bucket_size_mb` and torch's `bucket_cap_mb` are other names
-    for `bucket_size_mib`. `device_ids` names the module's GPU, as in torch: forward()
-    moves the inputs there.
-    `comm_hook(comm, bucket) -> Work` replaces the all_reduce of a bucket. With
-    `find_unused_parameters`, some parameters may get no gradient, and some ranks may
-    have no batch.
+    same architecture, and the ranks check that they do. Every rank starts with rank 0's
+    parameters and buffers. You can also set `bucket_size_mib` under the names
+    `bucket_size_mb` and torch's `bucket_cap_mb`. `device_ids` names the module's GPU,
+    as in torch, and forward() moves the inputs there. `comm_hook(comm, bucket) -> Work`
+    replaces the all_reduce of a bucket. With `find_unused_parameters`, some parameters
+    may get no gradient, and some ranks may have no batch.
 
-    Don't unfreeze, add, replace or convert parameters afterwards, because their
-    gradients would no longer be averaged; forward() refuses such a module. Instead,
+    Don't unfreeze, add, replace or convert parameters afterwards, because we would no
+    longer average their gradients. If you do, forward() refuses the module. Instead,
     wrap the changed module in a new DistributedDataParallel, which takes over from this
-    one. Change weights and learning rates on all ranks alike: the first and then every
-    100th synchronized backward() checks that the ranks still have equal parameters, and
-    check_weights() does so at once. A deepcopy, such as an average of the weights, only
-    takes part in sync_gradients() after its own first backward(), so a single rank may
-    keep one.
+    one. When you change weights or learning rates, do it on all ranks alike. The first
+    and then every 100th synchronized backward() checks that the ranks still have equal
+    parameters, and check_weights() does so at once. A deepcopy, such as an average of
+    the weights, takes part in sync_gradients() only after its own first backward(), so
+    a single rank may keep one.
 
     Raises:
         ValueError: on every rank, if the ranks' modules or arguments differ in a name,

@@ -315,7 +315,7 @@ class Elastic:
         group.member.say(formed=go.number, step=self.completed)
 
     def _join(self) -> Go:
-        """Wait for the next group; after SIGTERM there will be none, so end."""
+        """Wait for the next group; after SIGTERM there will be none, so end instead."""
         assert self._group is not None
         self._is_between = True
         if self._must_stop:

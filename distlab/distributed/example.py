@@ -26,7 +26,8 @@ LEARNING_RATE, GLOBAL_BATCH = 0.2, 64
 class Trained(NamedTuple):
     """The result of a training: the mean loss of each epoch, and the held-out accuracy.
 
-    `num_before` is the number of epochs before the checkpoint that it continued from.
+    `num_before` is the number of epochs that were trained before it continued from a
+    checkpoint.
     """
 
     losses: list[float]

@@ -1,8 +1,9 @@
 """Treat SIGTERM as a notice that we'll lose the machine but can still save.
 
-SLURM sends it before the time limit, Kubernetes before it ends a pod, a launcher before
-SIGKILL. All ranks must save the same step, but the signal reaches them at different
-moments, and perhaps only some of them. So they agree at the end of each step.
+SLURM sends it before the time limit, Kubernetes sends it before it ends a pod, and a
+launcher sends it before SIGKILL. All ranks must save the same step, but the signal
+reaches them at different moments, and may reach only some of them. So they agree at the
+end of each step.
 
     rank 0   step 41 │ step 42  ✉ │ 1 ┐ max = 1: all save step 42, and end
     rank 1   step 41 │ step 42    │ 0 ┘
@@ -18,7 +19,7 @@ import torch
 from distlab.comm import Comm, ReduceOp
 
 SAVED = 128 + signal.SIGTERM
-"""The exit code of a process that has saved, and was then ended by the notice."""
+"""The exit code of a process that the notice ended, after it had saved."""
 
 
 class Notice:

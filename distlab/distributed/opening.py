@@ -114,7 +114,7 @@ def _open_tcp(
 
 _ANSWER_S = 2.0
 _STORES: dict[tuple[str, int], Any] = {}
-"""Torch's stores by their address: a later group of this process uses the same."""
+"""Torch's stores by address, because later groups of this process reuse them."""
 
 
 def _base_store(place: Place, timeout_s: float, prefix: str) -> Any:

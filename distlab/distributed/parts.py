@@ -95,7 +95,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "save_checkpoint": ("fault_tolerance.save", "fault_tolerance.full_state"),
     "load_checkpoint": ("fault_tolerance.load", "fault_tolerance.full_state"),
 }
-"""The tasks behind each public name; none where a name is no lesson of the course."""
+"""The tasks behind each public name; none if the name isn't a lesson of the course."""
 
 
 class UnitError(RuntimeError):

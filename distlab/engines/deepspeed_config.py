@@ -27,7 +27,7 @@ FIELDS = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
 }
-"""DeepSpeed's names of our fields."""
+"""DeepSpeed's names for our fields."""
 OF_RANKS = (*FIELDS, "train_batch_size", "optimizer", "scheduler", "fp16", "bf16")
 """Settings we don't leave to DeepSpeed, because the trainer does it on every engine."""
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {

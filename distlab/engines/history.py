@@ -18,7 +18,8 @@ class EpochRow:
     """Samples per second of all ranks together, without the validation."""
     val_loss: float | None = None
     accuracy: float | None = None
-    """Of the validation; None without one, or where outputs are no class scores."""
+    """Accuracy on the validation; None without one, or if outputs aren't class
+    scores."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,12 +33,12 @@ class Job:
     """A training; ranks train copies of `model`, and `optimizer` is on the original."""
 
     model: Any
-    """A torch module; for backend tensorflow a KerasModel, which has its own
+    """A torch module, or for the backend tensorflow a KerasModel, which has its own
     loss and optimizer."""
     loss: Callable[..., Tensor]
     optimizer: Any
     scheduler: Any = None
-    """A torch scheduler on `optimizer`, or a function that makes one from it."""
+    """A torch scheduler on `optimizer`, or a function that creates one from it."""
     scheduler_interval: str = "epoch"
     train: Loading
     val: Loading | None

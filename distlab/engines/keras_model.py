@@ -37,12 +37,12 @@ class KerasModel:
     archive: bytes = field(repr=False)
     compiled: dict[str, Any] = field(repr=False)
     objects: bytes = field(repr=False)
-    """Registered classes and functions, by cloudpickle."""
+    """Registered classes and functions, pickled by cloudpickle."""
     floatx: str
     policy: str
     """The name of the dtype policy of new layers."""
     optimizer_values: tuple[Any, ...] = field(repr=False)
-    """Of its variables, where it has them already."""
+    """Values of the optimizer's variables, if it has created them."""
 
     def load(self) -> Any:
         """Rebuild the model in this process, where a strategy may be open.

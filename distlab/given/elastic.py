@@ -76,13 +76,13 @@ class Stop:
 
 Event = Join | Lost | Tick
 Action = Regroup | Form | Refuse | WakeAt | Stop
-"""`WakeAt(at_s)` asks for one `Tick` at that time. A later one replaces it."""
+"""`WakeAt(at_s)` asks for one `Tick` at that time, and a later one replaces it."""
 
 
 # ── an epoch of 24 samples on 4, then 2, then 3 ranks ───────────────────────────────
 
 Resplit = Callable[..., list[list[list[int]]]]
-"""4.8: of the order, the global batch size, the history and the world size."""
+"""4.8 as a function of the order, global batch size, history and world size."""
 NUM_SAMPLES, GLOBAL_BATCH_SIZE = 24, 4
 STAGES = ((4, 2), (2, 2), (3, 2))  # world sizes, and the steps that are made there
 

@@ -67,7 +67,7 @@ class Finish:
 
 Event = Begin | Ended | Interrupted | Tick
 Action = Start | Signal | WakeAt | Finish
-"""`WakeAt(at_s)` asks for one `Tick` at that time. A later one replaces it."""
+"""`WakeAt(at_s)` asks for one `Tick` at that time, and a later one replaces it."""
 
 
 class Launches(Protocol):

@@ -48,7 +48,7 @@ class Peer(NamedTuple):
 Kept = dict[tuple[int, int], tuple[Tensor, Tensor]]
 """x and output of a microbatch, from forward to backward, by (chunk, microbatch)."""
 Sends = dict[Action, Work]
-"""The sends that have not been waited for, by the action that started them."""
+"""The sends for which nobody has waited, by the action that started them."""
 
 
 def peers(

@@ -574,7 +574,7 @@ _SETTINGS = {
     "history_size",
     "beta2_decay",
 }
-"""What only some of torch's optimizers have."""
+"""Settings that only some of torch's optimizers have."""
 
 
 def _pairs(before: Any, now: Any) -> list[tuple[str | None, str | None]]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 
 RegionOperator = Callable[[Comm, Tensor], Tensor]
-"""What stands before or after a sharded layer: communication with a backward."""
+"""Communication before or after a sharded layer, which also has a backward."""
 Backward = Callable[[Any, Tensor], tuple[None, Tensor]]
-"""The backward of an operator: of ctx and a gradient, those of comm (None) and of x."""
+"""The backward of an operator: takes ctx and a gradient, returns None and that of x."""
 
 
 class Operators(NamedTuple):

@@ -41,11 +41,13 @@ class LaunchConfig:
     min_nodes: int | None = None
     """Start with this many nodes if the rest don't join in time: `--nnodes MIN:MAX`."""
     node_rank: int | None = None
-    """From 0; you may leave it out only with one node. Node 0 keeps the store."""
+    """Counted from 0; you may leave it out only with one node. Node 0 keeps the
+    store."""
     master_addr: str = LOOPBACK
     """Address of node 0 that all nodes can reach."""
     master_port: int = 0
-    """On one node MASTER_PORT, 0 for a free one; on several, where agents meet."""
+    """On one node MASTER_PORT, or 0 for a free one; on several, the agents' meeting
+    port."""
     backend: str = "gloo"
     """We pass it to the ranks in DISTLAB_BACKEND; `nccl` needs a GPU for each rank."""
     max_restarts: int = 0

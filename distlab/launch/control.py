@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTROL = "DISTLAB_CONTROL"
-"""In the environment of a process: the descriptor of its end."""
+"""The environment variable with the descriptor of a process's end."""
 _PACKET = 1 << 18
 _GONE = "the agent of this job has ended"
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from distlab.given.recovering import COMPUTE, SAVE, WAIT
 
 PAGE = "DISTLAB_PAGE"
-"""In the environment of a process: the descriptor of its page."""
+"""The environment variable with the descriptor of a process's page."""
 BEAT_S = 0.1
 _DOING = (COMPUTE, WAIT, SAVE)
 _FIELD = struct.Struct("=d")

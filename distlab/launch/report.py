@@ -30,7 +30,7 @@ class Failure:
     is_lost: bool = False  # nothing is heard of its node
     ended_s: float = 0.0  # when the agent heard of it
     record: Mapping[str, Any] = field(default_factory=dict)
-    """The record that torch's @record has written about its exception."""
+    """The record that torch's @record has written about the exception."""
 
     @property
     def is_usage_error(self) -> bool:

@@ -28,7 +28,7 @@ from distlab.monitor.memory import peak_resident_bytes
 from distlab.monitor.records import StepRecord
 
 FOLDER, STEP = "DISTLAB_MONITOR", "DISTLAB_MONITOR_STEP"
-"""In a rank's environment: the folder, and the steps of earlier starts."""
+"""Environment variables of a rank: the folder, and the steps of earlier starts."""
 EVERY = 10  # steps in a record
 
 

@@ -18,8 +18,9 @@ DENSE_BF16_PEAK = {
     "H100": 989.4e12,  # https://www.nvidia.com/en-us/data-center/h100/, SXM
     "A100": 312e12,  # https://www.nvidia.com/en-us/data-center/a100/
 }
-"""Operations a second in bfloat16, without sparsity, as NVIDIA states them: half of
-what its pages give with sparsity. Found by a part of the device's name."""
+"""Operations per second in bfloat16 without sparsity, as NVIDIA states them: half of
+the number with sparsity on its pages. We look them up by a part of the device's
+name."""
 
 
 def flops_per_sample(model: nn.Module, inputs: Tensor) -> float:

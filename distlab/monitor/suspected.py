@@ -19,7 +19,7 @@ from distlab.monitor.jsonl import Recorded
 from distlab.monitor.records import StepRecord
 
 RECENT_ROWS, RECENT_STEPS = 3, 20
-"""A straggler is looked for in the newest rows: at least so many, of so many steps."""
+"""We search for a straggler in at least this many of the newest rows, and steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _REASON = 4  # lines of why a run did not finish
 _DATA, _COMPUTE, _COMMUNICATION = "▒", "█", "░"
 
 Line = tuple[str, str]
-"""A style of the screen, and the text."""
+"""A style of the screen, and the text in that style."""
 
 
 def view(

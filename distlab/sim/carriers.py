@@ -33,7 +33,7 @@ except ImportError:  # said in one sentence as soon as one wants to simulate
 
 CarrierName = Literal["greenlets", "threads"]
 STACK_BYTES = 1 << 20
-"""Of a rank's thread; only what is used takes memory, and 1,024 ranks fit anywhere."""
+"""The stack of a rank's thread; only used pages take memory, so 1,024 ranks fit."""
 
 
 class RankEnded(BaseException):

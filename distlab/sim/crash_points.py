@@ -29,7 +29,8 @@ from distlab.sim.observed_disk import ObservedDisk
 
 Tell = Callable[[Any], None]
 Program = Callable[[Disk, Tell], object]
-"""Works on the disk, and tells what it promises to others: an acknowledgement."""
+"""Works on the disk, and tells others what it promises them, such as an
+acknowledgement."""
 
 LIMIT = 2000
 _SHORT = 24  # characters of an operation's data that are shown

@@ -27,7 +27,7 @@ from distlab.comm import DiskError
 from distlab.comm._disk import no_file, require_bytes, require_name
 
 Files = dict[str, bytes]
-"""What a disk holds, by name."""
+"""The contents of a disk, by file name."""
 
 
 class _File:

@@ -14,15 +14,15 @@ from itertools import combinations
 from typing import Any
 
 Node = int | str
-"""A rank, or by its name a service that is no rank's; the store is one: "store"."""
+"""A rank's number, or the name of a service, or "store" for the store."""
 
 STORE = "store"
 
 Partition = tuple[tuple[Node, ...], float, float]
-"""These nodes are cut off from all others, from a time to another one, in seconds."""
+"""These nodes are cut off from all others, from one time to another, in seconds."""
 
 Outage = tuple[Node, float, float]
-"""Something happens to this node at a time, and is over at another one, in seconds."""
+"""A node, and the times in seconds at which its outage begins and ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

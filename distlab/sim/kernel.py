@@ -397,4 +397,4 @@ _thread_id = threading.get_ident
 _graph_task_id = torch._C._current_graph_task_id
 
 _LEFT_BEHIND: list[object] = []
-"""Ranks that caught their own end; to let go of one would throw it in again."""
+"""Ranks that caught their own end; freeing one would raise it there again."""

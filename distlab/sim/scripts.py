@@ -28,7 +28,7 @@ KINDS = (
     *("restart", "torn", "freeze", "partition", "loss", "duplicate", "straggler"),
     "late",
 )
-"""What is drawn unless asked otherwise: all that is over in the end; "kill" is not."""
+"""The kinds that are drawn by default, which are all that end; "kill" doesn't."""
 _SHARES = (0.02, 0.1, 0.3)
 _FACTORS = (1.5, 4.0, 16.0)
 _FEW_KINDS = 3  # in one script

@@ -27,12 +27,12 @@ from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.nodes import Nodes
 
 SERVICE_TAG = -1
-"""Of messages between the Endpoints of two ranks, in a trace."""
+"""The tag of messages between the Endpoints of two ranks, in a trace."""
 _IDLE_TICKS = 1000  # in a row, when nothing else happens: the run is at its end
 _SOONEST_PS = picoseconds(10e-6)  # from now: or else time could stand still
 
 ServiceMessage = tuple[Node, Node, int, int, int]
-"""From, to, bytes, picoseconds of its start and end; one of both is no rank."""
+"""From, to, bytes, and the picoseconds of start and end; one node isn't a rank."""
 
 
 class Question(Flight):

@@ -32,7 +32,7 @@ from distlab.training.digits import Shard
 from distlab.training.digits_rank import in_a_row
 
 PRELOADS = ("torch._dynamo", "distlab.training.ddp_rank")
-"""For `Cluster.warm`: what every rank would otherwise import by itself."""
+"""Modules for `Cluster.warm`, which every rank would otherwise import by itself."""
 
 # Rounding, in last digits: of a weight's largest change, and of the largest weight.
 _OF_STEP = 1000.0

@@ -26,10 +26,11 @@ _ENTRIES = {
         ("data_loader.shard_indices", "data_loader.sampler", "data_loader.loader"),
     ),
 }
-"""What each unit is entered by, and the tasks that needs in any case."""
+"""The function that we call in each unit, and the tasks that it always needs."""
 
 EVALUATE = "trainer.evaluate"
-"""Measures the model after each epoch: the reference's, until the learner wrote it."""
+"""Measures the model after each epoch; the reference's until the learner's is
+written."""
 
 
 def choose_units(code: tuple[str, ...]) -> dict[str, Choice]:

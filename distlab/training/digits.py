@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 PRELOADS = ("torch._dynamo", "distlab.training.digits_rank")
-"""For `Cluster.warm`: what every rank would otherwise import by itself."""
+"""Modules for `Cluster.warm`, which every rank would otherwise import by itself."""
 
 _LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not stuck
 

@@ -41,13 +41,13 @@ __all__ = [
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 PRELOADS = ("torch._dynamo", "distlab.training.mesh_rank")
-"""For `Cluster.warm`: what every rank would otherwise import by itself."""
+"""Modules for `Cluster.warm`, which every rank would otherwise import by itself."""
 WORLD_SIZE = 4
 TOLERANCE = 1e-10  # between a loss of a rank and that of one process, in float64
 
 _LIMITS = Limits(seconds=600)  # four ranks on a busy machine take long
 OnStep = Callable[[int, float], None]
-"""Hears the number of a step, from 0, and its loss."""
+"""Receives the number of a step, counted from 0, and its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ _ENTRIES = {
     "pipeline_parallel": "execute",
     "tensor_parallel": "make_mesh",
 }
-"""The function by which a file is known to hold a unit."""
+"""The function by which we recognize the unit in a file."""
 
 
 class UnfinishedError(Exception):

@@ -141,7 +141,7 @@ def as_a_stage(
 def with_the_others(comm: Comm, model: nn.Module) -> Step:
     """Return the step of a model that has its share of the samples.
 
-    Its gradients are averaged.
+    It averages the gradients over the ranks that have the same half of each layer.
     """
 
     def step(batch: Tensor) -> float:

@@ -31,7 +31,7 @@ from distlab.grading.kit.values import digest
 from distlab.runner import RankContext
 
 UNITS = ("mixed_precision", "gradient_compression", "data_loader")
-"""What the training is made of, besides `fault_tolerance`."""
+"""The units that the training uses, besides `fault_tolerance`."""
 
 ITEMS = (
     "master",
@@ -44,16 +44,16 @@ ITEMS = (
     "random.torch",
     "buffers",
 )
-"""What can be left out, of a bfloat16 training with top-k."""
+"""The items that a bfloat16 training with top-k can leave out."""
 
 SCALER = "scaler"
-"""What can be left out of a float16 training besides."""
+"""The item that a float16 training can leave out as well."""
 
 _SIZES = 12, 16, 4  # inputs, hidden, classes
 _SAMPLES, _BATCH = 60, 12
 _SCALE = {"init_scale": 2.0**12, "growth_interval": 4}
 Parts = Mapping[str, Mapping[str, Any]]
-"""By name of a unit: its code, as `as_parts` gives it."""
+"""The code of each unit by its name, as `as_parts` returns it."""
 
 
 @dataclass(kw_only=True)

@@ -58,9 +58,10 @@ class Proved(NamedTuple):
 
 
 Talk = Generator[tuple[bytes, int], bytes, int]
-"""A handshake: yields what to say and how many bytes it then needs; gives the peer."""
+"""A handshake: yields what to say and how many bytes it needs next; returns the
+peer."""
 KeyedTalk = Generator[tuple[bytes, int], bytes, Proved]
-"""The same; gives the key as well."""
+"""A handshake that also returns the key."""
 
 
 class StrangerError(Exception):

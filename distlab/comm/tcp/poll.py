@@ -12,7 +12,7 @@ import sys
 from typing import Protocol
 
 READ, WRITE = 1, 4
-"""Events; the numbers are those of EPOLLIN and EPOLLOUT."""
+"""Events, with the numbers of EPOLLIN and EPOLLOUT."""
 
 
 class Poller(Protocol):

@@ -31,7 +31,7 @@ HEADER = struct.Struct("!4sBBHQQQdI")
 SEAL_BYTES = 16
 HEAD_BYTES = HEADER.size + SEAL_BYTES
 MAX_FRAME_BYTES = 1 << 20
-"""Of a payload, unless more was asked for; the field has room for 4 GiB."""
+"""Limit of a payload unless you ask for more; the field has room for 4 GiB."""
 
 
 class Kind(IntEnum):

@@ -41,7 +41,7 @@ from distlab.comm.tcp.sealed import (
 )
 
 NAME_BYTES = 16
-"""Of what a caller, or a life of a service, calls itself in HELLO."""
+"""Length of the name by which a caller, or a life of a service, introduces itself."""
 MAX_GUESTS = 512  # connections at once: a process has descriptors for about 1,000
 _READ_BYTES = 1 << 18
 _LAST_READS = 32

@@ -16,7 +16,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 Ranges = Sequence[tuple[int, int, int]]
-"""A parameter's number, its first element, and the one after the last."""
+"""Each range: a parameter's number, its first element, and the one after its last."""
 
 
 class Bucket:

@@ -41,7 +41,7 @@ from distlab.sim.net.piecewise import Piecewise
 KIB, MIB = 1024, 1024**2
 DEFAULT_S = 20.0
 MISS = 0.10
-"""A prediction further off than this is a miss; their mean must be within it."""
+"""A prediction with a larger error is a miss, and so is a larger mean error."""
 
 _COUNTS = 4  # one round in so many: the quick ones, and of those the mean
 _AFTER_S = 60.0  # a round that has begun is ended, on the slowest machine too

@@ -36,7 +36,7 @@ from distlab.sim.run import SimRun, run
 
 T = TypeVar("T")
 Seconds = Callable[[float], float]
-"""From the bytes of an operation to its seconds."""
+"""Returns an operation's seconds, given its bytes."""
 
 
 def run_charged(

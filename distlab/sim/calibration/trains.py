@@ -28,7 +28,7 @@ from distlab.runner import RankContext
 from distlab.sim.plans import schedules
 
 Case = tuple[str, int, int]
-"""What to do, with how many bytes, how often in a row."""
+"""The kind of a train, its number of bytes, and how often it repeats."""
 
 WARM_ROUNDS = 1
 LEAST_ROUNDS = 3
@@ -154,4 +154,4 @@ STEPS: dict[str, Callable[[Comm, Tensor, Tensor], float | None]] = {
     "ring all-gather": _all_gather,
 }
 ALGORITHMS = tuple(STEPS)[4:]
-"""Those that a table does not know: they are for its proof."""
+"""Algorithms that a table doesn't contain, and that test its predictions."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 PS = 1_000_000_000_000
-"""Picoseconds in a second. Times are integers in picoseconds: sums are exact."""
+"""Picoseconds in a second. Times are integers in picoseconds, so sums are exact."""
 
 
 def picoseconds(seconds: float) -> int:
@@ -96,8 +96,9 @@ class AlphaBeta:
 
 
 Cost = Callable[[float], tuple[float, float]]
-"""Of a message of that many bytes: picoseconds that it occupies the sender's outgoing
-and the receiver's incoming link, and picoseconds from then until it has arrived."""
+"""Returns the cost of a message with that many bytes: the picoseconds for which it
+occupies the sender's outgoing and the receiver's incoming link, and the picoseconds
+from then until it arrives."""
 
 
 class Ports:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from distlab.sim.net.links import PS, Cost, Ports
 
 Seconds = Callable[[float], float]
-"""From a message's bytes to its seconds."""
+"""Returns a message's seconds, given its bytes."""
 
 
 class _Passage(NamedTuple):

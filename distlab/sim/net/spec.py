@@ -55,7 +55,8 @@ from distlab.sim.net.piecewise import Piecewise
 from distlab.sim.net.presets import PRESETS
 
 Reader = Callable[[str], Any]
-"""From the text behind `name=` to its value; of a network, to fields of its class."""
+"""Converts the text after `name=` to a value, or for a network to fields of its
+class."""
 
 
 def _field(name: str, read: Callable[[str], Any]) -> Reader:

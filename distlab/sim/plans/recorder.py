@@ -13,8 +13,8 @@ from distlab.sim.net.links import picoseconds
 
 T = TypeVar("T")
 Name = tuple[int, int, int, int]
-"""A message: source, destination, tag, and the how-manieth of those it is. Both ends
-come to the same name, because ends of a channel match in order."""
+"""A message: source, destination, tag, and its number among those. Both ends find the
+same name, because ends of a channel match in order."""
 
 _KNOWN = ("send", "recv", "sendrecv", "isend", "irecv")
 

@@ -33,7 +33,7 @@ from distlab.sim.plans.recorder import Log, RecordedStep, Recorder, in_order
 from distlab.sim.run import run
 
 Times = npt.NDArray[np.int64]
-"""Picoseconds, one for each scenario."""
+"""Picoseconds, one number for each scenario."""
 
 _MOST = 4_000_000  # times of messages kept at once: some 100 MB
 
