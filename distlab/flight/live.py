@@ -93,7 +93,11 @@ def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
         titles={
             "init": "the job",
             _STORE: "the store",
-            **{act["group"]: act["op"] for p in posts.values() for act in _meetings(p)},
+            **{
+                act["group"]: act["op"].partition("(")[0]
+                for post in posts.values()
+                for act in _meetings(post)
+            },
         },
         ended=frozenset(r for r, p in posts.items() if p["state"] == "ended"),
         is_live=True,

@@ -18,6 +18,7 @@ from distlab.terminal import ranks_in_words
 
 PREFIX = "[distlab]"
 _STATUS = "no-progress"
+_RECORDER = str(Path(__file__).parents[1] / "recorder")
 
 
 def tell_on_stderr(report: str | Path | None, *, with_stacks: bool = False) -> Told:
@@ -56,6 +57,7 @@ def stacks_of(posts: Mapping[int, Post]) -> list[Line]:
             lines += [
                 ("dim", f"  {place((file, line))} in {function}")
                 for file, line, function in thread["stack"]
+                if not file.startswith(_RECORDER)
             ]
     return lines
 
@@ -155,7 +157,8 @@ def _moving(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
     state = {"ended": "has ended", "failed": "has failed"}.get(post["state"], "")
     if main is None:
         return {"rank": rank, "state": state or "no thread", **row}
-    if not state and time.time() - post["posted_at_s"] > 3 * post["beat_s"]:
+    is_beating = post["state"] == "moves"
+    if is_beating and time.time() - post["posted_at_s"] > 3 * post["beat_s"]:
         state = "not answering"  # it holds the GIL, or was stopped
     act, where = main["act"], main["place"]
     if not state:

@@ -44,6 +44,7 @@ class Watch:
         self._is_told = False
         self._held_back_s: float | None = None  # since when a call is held back
         self._progress: object = None
+        self._is_quiet_told = False
         self._progress_s = time.monotonic()
 
     def look(self) -> Finding | None:
@@ -92,6 +93,9 @@ class Watch:
         now_s = time.monotonic()
         if progress != self._progress:
             self._progress, self._progress_s = progress, now_s
-        elif self._posts and now_s - self._progress_s > self._quiet_s:
-            self._tell(Quiet(now_s - self._progress_s, self._posts, self._world_size))
-            self._progress_s = now_s
+            self._is_quiet_told = False
+        elif self._posts and not self._is_quiet_told:
+            seconds = now_s - self._progress_s
+            if seconds > self._quiet_s:
+                self._is_quiet_told = True
+                self._tell(Quiet(seconds, self._posts, self._world_size))

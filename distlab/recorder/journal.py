@@ -180,6 +180,13 @@ class Journal:
                 self.groups[name] = tuple(range(group.size()))
         return self.groups[name]
 
+    def learn_groups(self) -> None:
+        """Note the members of all groups that torch knows."""
+        from torch.distributed import distributed_c10d
+
+        for group in list(distributed_c10d._world.pg_names):
+            self.ranks_of(group)
+
     # ── the calls ───────────────────────────────────────────────────────────────────
 
     def _collective(self, op: str, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
@@ -265,8 +272,8 @@ class Journal:
         members = world if ranks is None else tuple(ranks)
         is_local = bool(kw.get("use_local_synchronization"))
         name = f"new groups of {list(members)}" if is_local else "new groups"
-        act = self._meeting("new_group", name, members if is_local else world)
-        act.inputs = [list(members)]  # whom it is for: the same on all ranks
+        op = f"new_group({list(members)})"
+        act = self._meeting(op, name, members if is_local else world)
         return self._meet(act, lambda: own(ranks, *args, **kw))
 
     def _init(self, own: Any, *args: Any, **kw: Any) -> Any:

@@ -109,7 +109,7 @@ class Recorder:
     def _compared(self, shared: agreement.Agreement) -> Any:
         def compare(act: Act) -> None:
             shared.compare(act)
-            if act.others and self._store is not None:
+            if act.others:
                 self._verdict.wait(_PATIENCE_S)  # usually, this process ends here
 
         return compare
@@ -244,6 +244,8 @@ class Recorder:
                 if act.place:
                     file, line = act.place
                     entry["frames"] = [{"filename": file, "line": line, "name": ""}]
+        with contextlib.suppress(Exception):  # torch's own table may have moved
+            self._journal.learn_groups()
         groups = {
             name: {"ranks": json.dumps(list(ranks)), "desc": ""}
             for name, ranks in self._journal.groups.items()
