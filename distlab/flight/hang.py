@@ -439,7 +439,9 @@ def _in_circle(records: Records, circle: list[tuple[int, _Wait]]) -> Hang:
     for index, (rank, wait) in enumerate(circle):
         call = wait.waiting[rank]
         after = circle[(index + 1) % len(circle)][0]
-        title = "" if call.src is not None else f" in {_call_title(records, call)},"
+        title = f" in {_call_title(records, call)},"
+        if call.src is not None or call.group[0] in records.titles:
+            title = ""
         which = f", and rank {after} has not made its side of it"
         told.append(f"rank {rank} is{title} in {_described(call)}{which}")
     return Hang(

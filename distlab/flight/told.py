@@ -69,7 +69,7 @@ def report_of(found: Finding | Quiet) -> dict[str, Any]:
             "status": _STATUS,
             "sentence": _quiet_sentence(found),
             "world_size": found.world_size,
-            "ranks_named": [],
+            "ranks_named": _outside(found),
             "since_progress_s": round(found.seconds, 3),
             "ranks": [_moving(rank, found.posts) for rank in range(found.world_size)],
         }
@@ -125,20 +125,21 @@ def _of_quiet(quiet: Quiet) -> list[Line]:
         ("plain", ""),
     ]
     lines += table([("rank", "state", "in", "where"), *rows])
-    stuck = [rank for rank in range(quiet.world_size) if _is_outside(quiet.posts, rank)]
-    if 0 < len(stuck) < quiet.world_size:
+    outside = _outside(quiet)
+    if outside:
+        first = ranks_in_words(outside)
         lines += [
             ("plain", ""),
-            (
-                "dim",
-                f"Look at {ranks_in_words(stuck)} first: the others wait in a call.",
-            ),
+            ("dim", f"Look at {first} first, because the others wait in a call."),
         ]
     return lines
 
 
-def _is_outside(posts: Mapping[int, Post], rank: int) -> bool:
-    return rank not in posts or posts[rank]["state"] != "still"
+def _outside(quiet: Quiet) -> list[int]:
+    """The ranks that don't wait in a call, if others do."""
+    posts, ranks = quiet.posts, range(quiet.world_size)
+    found = [r for r in ranks if r not in posts or posts[r]["state"] != "still"]
+    return found if len(found) < quiet.world_size else []
 
 
 def _where(row: Mapping[str, Any]) -> str:
