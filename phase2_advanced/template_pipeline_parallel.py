@@ -129,8 +129,8 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     `sends` holds every send for which we haven't waited, including that of `action`.
     Remove entries from both. At the end, execute waits for the remaining sends.
     C1 A rank waits only for messages that its next action needs. `free` waits for each
-       send that it removes, but for no other send unless the receiver must already have
-       received it.
+       send that it removes, and it may wait for a send only if the receiver must
+       already have received it.
     C2 After a microbatch's backward, its entry in `kept` and the send of its output are
        removed. All other entries stay.
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor

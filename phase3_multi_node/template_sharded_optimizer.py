@@ -82,7 +82,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
     3.13 C1 The weights end up the same as in a single process, and each parameter group
             uses its own settings.
          C2 Each rank keeps optimizer state only for its own shards.
-         C3 A step sends no more than a step of plain data parallelism does.
+         C3 A step sends no more data than a step of plain data parallelism does.
     In torch.distributed: ZeroRedundancyOptimizer; it assigns full parameters to ranks
     Cost: a reduce_scatter, an all_gather. Check: distlab check 3.13, 3.14, 3.15
     """

@@ -41,8 +41,8 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     too large become inf. A hook replaces everything DDP does with a bucket, including
     the division.
 
-    C1 After accumulate(), every `.grad` is a mean over the ranks, to which each rank
-       contributes the sum over its microbatches.
+    C1 Each rank sums its gradients over its microbatches. After accumulate(), every
+       `.grad` is the mean of these sums over all ranks.
     C2 Each call of accumulate() sends every gradient only once, converted to the dtype
        `wire`.
     C3 Gradients are sent in buckets, and no hook or callback waits for a message.
@@ -143,8 +143,8 @@ def meet(
 
     C1 The world_size processes get the ranks 0 to n - 1, and each rank is given out
        once.
-    C2 Each generation begins at rank 0 again. In a process that is one too many, `meet`
-       raises ValueError.
+    C2 Each generation begins at rank 0 again. If more than world_size processes call
+       `meet`, it raises ValueError in each extra process.
     C3 Neither the store nor the process group waits longer than timeout_s.
     In torch.distributed: TCPStore, PrefixStore, init_process_group(store=…)
     Example: two processes call meet(…, 2, 1, 60): one becomes rank 0, one rank 1

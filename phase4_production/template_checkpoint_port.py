@@ -49,12 +49,12 @@ class Saver:
 
     Collective: every rank makes one, and calls save() and wait() in the same order.
 
-    C1 A model on fewer or more ranks can load the weights and the optimizer state and
-       continue.
+    C1 A model that runs on fewer or more ranks can load the weights and the optimizer
+       state and continue.
     C2 Each rank gets its own tensor back. A rank that didn't exist when the checkpoint
        was saved keeps the tensor that it has.
-    C3 save() returns as soon as it has copied this rank's shards, and all later
-       messages go through a group of their own.
+    C3 save() returns as soon as it has copied this rank's shards, and it sends all
+       later messages through a separate process group.
     C4 The next save() waits for the previous one to finish. If the previous one failed,
        it raises the error exactly once.
     C5 load() loads the highest complete step and returns its number.

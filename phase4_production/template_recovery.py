@@ -58,7 +58,7 @@ def usual_step_s(reports: Sequence[Report]) -> float:
     lacks steps between them. All ranks' durations count together.
 
     C1 `usual_step_s` returns the median duration plus the usual jitter, which is the
-       median distance of the durations from that median. With fewer than LEAST
+       median of the durations' distances from that median. With fewer than LEAST
        durations, it returns inf.
     Example: times 0 1 2 4 5 6 of steps 3 4 5 6 7 8: durations 1 1 2 1 1 → 1 + 0
     Check: distlab check 4.6
@@ -109,8 +109,8 @@ class Supervisor:
        As long as some members are done and none has failed, it starts no process.
     C2 After a failure, members that are still alive keep their processes and ranks in
        the next generation, and processes that are ready take the remaining ranks.
-    C3 A frozen process gets SIGKILL, and its Ended event follows. Events that come late
-       or twice change nothing.
+    C3 A frozen process gets SIGKILL, and its Ended event comes later. Events that come
+       late or twice change nothing.
     C4 Starting a process in place of another counts as a restart, and at most
        max_restarts are allowed within window_s. If this limit would leave fewer than n
        processes alive, none is started, and the run stops with exit_code, or with 1 if

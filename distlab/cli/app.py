@@ -172,10 +172,10 @@ def check(
     n: Ranks = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Reproduce a verdict by passing the seed that it printed."),
+        typer.Option(help="Reproduce a verdict by passing the seed that it shows."),
     ] = None,
 ) -> int:
-    """Check the current task, or the tasks or the phase that you name."""
+    """Check the current task, or any tasks or phase that you name."""
     from distlab.cli.check import check
 
     return check(
@@ -365,13 +365,15 @@ def hunt(
     ] = None,
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Hunt even before the milestone has passed."),
+        typer.Option(
+            "--anyway", help="Start the hunt even before you pass the milestone."
+        ),
     ] = False,
     new: Annotated[
         bool, typer.Option("--new", help="Start a new hunt with another mistake.")
     ] = False,
 ) -> int:
-    """Find the one line that is wrong in a finished solution."""
+    """Find the only wrong line in a finished solution."""
     from distlab.cli.hunt import hunt
 
     return hunt(milestone, line=line, anyway=anyway, new=new)
@@ -443,7 +445,7 @@ def diff(
     anyway: Annotated[
         bool,
         typer.Option(
-            "--anyway", help="Show the comparison even before the task has passed."
+            "--anyway", help="Show the comparison even before you pass the task."
         ),
     ] = False,
 ) -> int:

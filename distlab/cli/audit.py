@@ -20,14 +20,14 @@ def audit(
     n: Annotated[int, typer.Option("-n", help="Number of ranks.")] = 4,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Leave out findings of this name; can be repeated."),
+        typer.Option(help="Ignore findings with this name. Can be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> int:
     """Find mistakes in a torch.distributed script by running it on simulated ranks.
 
-    `distlab audit -n 4 script.py [ARGS]` and `-m module [ARGS]` take any script that
-    torchrun takes. The exit code is 0 if nothing was found, else 1.
+    `distlab audit -n 4 script.py [ARGS]` and `-m module [ARGS]` run any script that
+    torchrun can run. The exit code is 0 if we find nothing, else 1.
     """
     from distlab.audit import audit
     from distlab.audit.report import page

@@ -96,7 +96,7 @@ def _own_file() -> Path:
         folder = Progress(find_root()).folder
         folder.mkdir(parents=True, exist_ok=True)
     except CurriculumError as error:
-        raise ValueError(f"{error}; or choose a file with --out FILE") from None
+        raise ValueError(f"{error}; you can choose a file with --out FILE") from None
     except OSError as error:
         raise ValueError(
             f"can't write {shown(folder)}: {error.strerror}; choose a file with --out"

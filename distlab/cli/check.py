@@ -181,7 +181,7 @@ def what_helps(
         return [
             (
                 "dim",
-                f"  it only counts if it passes with all numbers of ranks: {counts}",
+                f"  to count, it has to pass with all numbers of ranks: {counts}",
             )
         ]
     if verdict.status == "pass":

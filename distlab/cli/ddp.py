@@ -205,7 +205,7 @@ class _Training:
 
         if self._config.code[0].startswith("mine ") or evaluates_itself(self._units):
             return []  # the line of the code says it, or there is nothing to say
-        return ["  evaluate  we use the reference's until you have written task 1.13"]
+        return ["  evaluate  the reference's code, until you have written task 1.13"]
 
     def _probe(self, cluster: Cluster) -> Probe | None:
         """Measure how long startup and messages take; None if the ranks fail."""

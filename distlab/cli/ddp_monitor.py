@@ -56,7 +56,7 @@ class MonitorOrder:
             raise ValueError(f"--log-every-n-steps {every}: choose at least 1")
         if self.hang_after_s is not None and not 0 < self.hang_after_s < math.inf:
             raise ValueError(
-                f"--hang-after {self.hang_after_s:g}: choose a number of seconds"
+                f"--hang-after {self.hang_after_s:g}: choose more than 0 seconds"
             )
         expect_known(self.also)
 

@@ -72,8 +72,8 @@ def clear_run(fault: Any) -> RecordedRun:
         if ask(reference, run)[0] == truth(run, fault.cause):
             return run
     raise TimeoutError(
-        f"{TRIES} runs showed something other than the injected fault: the machine is "
-        "too busy for four ranks"
+        f"{TRIES} runs showed something other than the injected fault, probably "
+        "because this machine is too busy for four ranks"
     )
 
 

@@ -108,8 +108,8 @@ def bench(
     min_efficiency: Annotated[
         float | None,
         typer.Option(
-            help="For scaling: fail if the efficiency is lower than this. Only runs "
-            "in which every rank has its own core count."
+            help="For scaling: fail if the efficiency is lower than this in a run "
+            "where every rank has its own core."
         ),
     ] = None,
 ) -> int:

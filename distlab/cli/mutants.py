@@ -71,14 +71,8 @@ def mutants(
     else:
         show(_summary(curriculum, results, outcomes))
         if left:
-            show(
-                [
-                    (
-                        "fail",
-                        f"{left} entries not graded: {minutes:g} minutes are over",
-                    )
-                ]
-            )
+            over = f"{minutes:g} minutes are over"
+            show([("fail", f"{left} entries not graded: {over}")])
     both: list[EntryResult | Outcome] = [*results, *outcomes]
     if stamp:
         played = {result.entry.id: result.is_right for result in results}

@@ -135,7 +135,7 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
     if is_right:
         lines = [("pass", f"   right: {posed.right_answer}")]
     elif answer:
-        said = f"   {answer} isn't right, the answer is {posed.right_answer}"
+        said = f"   {answer} isn't right; the answer is {posed.right_answer}"
         lines = [("fail", said)]
     else:
         lines = [("plain", f"   the answer is {posed.right_answer}")]

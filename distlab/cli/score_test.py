@@ -119,7 +119,7 @@ def _target(curriculum: Curriculum, name: str) -> tuple[Unit, str]:
     task = curriculum.task(name) if name not in curriculum.units else None
     if task is None or task.unit not in units:
         raise CurriculumError(
-            f"we can score tests of {' and '.join(units)} so far, but not of {name}"
+            f"we can only score tests for {' and '.join(units)} so far, not for {name}"
         )
     return units[task.unit], task.id
 

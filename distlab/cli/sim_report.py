@@ -71,7 +71,7 @@ def _results(row: Row) -> tuple[str, str]:
 
 def _busiest(row: Row) -> str:
     busiest, median = row["busiest_bytes"], row["median_bytes"]
-    words = f"rank {row['busiest_rank']}: {size_words(busiest)} one way"
+    words = f"rank {row['busiest_rank']}: {size_words(busiest)} in one direction"
     if median and busiest >= HOT * median:
         times = f"{busiest / median:.0f} times"
         return f"{words}, {times} as much as the median rank, so it's a hot spot"

@@ -168,7 +168,7 @@ class Tour:
         ratio = four.epoch_s / one.epoch_s
         share = f"{100 * four.communication:.0f} %"
         say(
-            f"{_how_long(ratio)} The ranks spent {share} of it on messages,",
+            f"{_how_long(ratio)} The ranks spent {share} of that time on messages,",
             f"and each rank sent {kilobytes(four.step_bytes)} per step.",
         )
         if ratio > 1:

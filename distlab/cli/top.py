@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Namer = Callable[[Recorded], Suspected]
 
 EVERY_S = 0.5
-"""Seconds between two looks at the folder."""
+"""How often we read the folder again, in seconds."""
 
 _KEYS_S = 0.05  # between two looks at the keyboard
 
@@ -158,6 +158,6 @@ def _frame(folder: Path, console: Console, name: Namer | None) -> tuple[Text, bo
         height=height - 1,
         suspected=name(recorded) if name else None,
     )
-    lines.append(("dim", "press q to close this view, while the run continues"))
+    lines.append(("dim", "press q to close this view; the run will continue"))
     rows = [Text(text, style=STYLES.get(style, "")) for style, text in lines]
     return Text("\n").join(rows), recorded.is_over

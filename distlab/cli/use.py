@@ -29,7 +29,9 @@ def use(side: str = "", names: Sequence[str] = ()) -> int:
     curriculum = load_curriculum()
     progress = Progress(curriculum.root)
     if os.environ.get(OVERRIDE):
-        warn(f"{OVERRIDE}={os.environ[OVERRIDE]} is set and overrides all of this")
+        warn(
+            f"{OVERRIDE}={os.environ[OVERRIDE]} is set, which overrides these settings"
+        )
     if not side:
         show([("plain", part.line()) for part in _parts(curriculum)])
         return 0

@@ -257,8 +257,8 @@ class LaunchConfig:
                 )
             if (self.global_batch_size or most) < most:
                 raise LaunchError(
-                    f"global_batch_size must be at least {most}, one for each of MAX "
-                    "ranks"
+                    f"global_batch_size must be at least {most}, so that each of MAX "
+                    "ranks gets a sample"
                 )
         if self.nnodes > 1:
             raise LaunchError(f"{name} works only on a single node, so drop --nnodes")

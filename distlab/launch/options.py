@@ -183,8 +183,8 @@ TORCHRUNS: dict[str, Option] = {
     "master_port": _torchruns(whole, _WHOLE),
     "local_addr": _torchruns(str, "an address"),
     "logs_specs": _refused(
-        "the launcher writes rank_<r>.log to --log-dir; choose with --redirects, "
-        "--tee and --local-ranks-filter what to show"
+        "the launcher writes rank_<r>.log to --log-dir; to choose what it shows, use "
+        "--redirects, --tee and --local-ranks-filter"
     ),
     "numa_binding": Option(read=choice(*_NUMA), must_be=", ".join(_NUMA)),
     "signals_to_handle": _torchruns(signals, "signals such as SIGTERM,SIGUSR1"),

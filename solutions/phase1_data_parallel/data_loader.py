@@ -66,8 +66,8 @@ class DistributedSampler(Sampler[int]):
     All ranks construct it with the same arguments except `rank`. Without `shuffle`, the
     order is 0, 1, 2, … in every epoch. `seed` is any integer: self.seed has 32 bits.
 
-    C1 All ranks shard the same shuffle, in the same way as 1.8 does, and the shuffle
-       changes with both the epoch and the seed.
+    C1 All ranks use the same shuffle and shard it as in 1.8. The shuffle changes with
+       both the epoch and the seed.
     C2 len() returns the number of this rank's samples, and the sampler doesn't modify
        any global random state.
     In torch.distributed: torch.utils.data.distributed.DistributedSampler
@@ -142,8 +142,8 @@ class DistributedDataLoader(EpochLoops):
             in different epochs. A second run with the same seed draws the same numbers,
             while a different seed changes the numbers of every worker.
     1.15 C1 After it has loaded a saved state, a loader continues with the next sample.
-         C2 The state is a snapshot made of plain numbers, and a loader refuses a state
-            that comes from a different run.
+         C2 The state is a snapshot made of plain numbers. A loader refuses a state that
+            was saved in a different run.
          C3 The state is the same on all ranks and can be loaded on any number of ranks.
     In torch.distributed: DataLoader with DistributedSampler; torchdata's
     StatefulDataLoader for the state

@@ -110,8 +110,8 @@ class Rendezvous:
 
         set and wait reply with any value but None, such as "".
 
-        C1 The requests set, get, add and compare_set store and reply as the docstring
-           says. Values are strings, and sums are ints.
+        C1 The requests set, get, add and compare_set store values and reply as the
+           docstring describes. Values are strings, and sums are ints.
         C2 get and wait return None until their keys have values. An empty string counts
            as a value.
         In torch.distributed: TCPStore.set, get, wait, add, compare_set

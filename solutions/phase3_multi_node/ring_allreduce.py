@@ -61,8 +61,8 @@ def reduce_scatter(comm: Comm, tensor: Tensor) -> int:
     C1 The chunk whose number is returned holds the sum, and each rank returns a
        different number.
     C2 `reduce_scatter` takes n - 1 steps. In each step, a rank sends one chunk to one
-       neighbor, which is always the same, and at the same time receives a chunk from
-       the other neighbor.
+       neighbor while it receives a chunk from the other one. It always sends to the
+       same neighbor.
     In torch.distributed: dist.reduce_scatter_tensor(output, input)
     Example: n = 2, tensors 1 2 and 10 20 → rank 0 has 11 . and returns 0, rank 1 has
     . 22 and returns 1; rank 0 may own chunk 1 instead
@@ -95,8 +95,8 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
     C2 With average=True, the result is the mean. `all_reduce` then raises ValueError
        for integer dtypes before it sends any message.
     C3 `all_reduce` takes 2(n - 1) steps. In each step, a rank sends one chunk to one
-       neighbor, which is always the same, and at the same time receives a chunk from
-       the other neighbor.
+       neighbor while it receives a chunk from the other one. It always sends to the
+       same neighbor.
     In torch.distributed: dist.all_reduce(tensor)
     Example: n = 3, tensors 1 2, 10 20 and 100 200 → 111 222 on every rank
     Cost: 2(n - 1) messages of S/n bytes per rank. Check: distlab check 3.3

@@ -96,8 +96,8 @@ def save(
        shards.
     C3 Once `save` returns on any rank, the checkpoint is complete.
     C4 An error on one rank, such as a full disk or a dtype that no shard can store,
-       becomes a CheckpointError on every rank, which names the rank and the error. No
-       rank waits forever.
+       raises CheckpointError on every rank. The message names the rank and the error,
+       and no rank waits forever.
     Rank 0 then calls remove_old, even after an error, because that makes room. You are
     free to treat an error of remove_old itself as one of save, or not to.
     In torch.distributed: torch.distributed.checkpoint.save, see 4.17

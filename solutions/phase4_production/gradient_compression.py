@@ -124,8 +124,8 @@ class Int8:
         around without an error, so more than 127 ranks are refused.
 
         A scale is what the number 1 stands for, and all ranks must have the same one.
-        C1 Each element differs from the exact sum by at most n scales, where the scale
-           is the smallest one that C2 allows for the values that the ranks want to
+        C1 Each element differs from the exact sum by at most n times the scale, which
+           is the smallest scale that C2 allows for the values that the ranks want to
            send. A bucket of zeros stays zero. If any rank has an inf or nan, the bucket
            contains one on every rank, and the next bucket is correct again.
         C2 No int8 overflows, neither in a rank's own numbers nor in the sum, whatever

@@ -92,7 +92,7 @@ def test_reports_are_signs_of_life(cluster: Cluster) -> None:
         (replace(NEW, also=("prometheus:x",)), "--also prometheus:x: there"),
         (replace(NEW, also=("prometheus:70000",)), "at most 65535"),
         (replace(NEW, log_every_n_steps=0), "choose at least 1"),
-        (MonitorOrder(hang_after_s=0.0), "--hang-after 0: choose a number of seconds"),
+        (MonitorOrder(hang_after_s=0.0), "--hang-after 0: choose more than 0 seconds"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(order: MonitorOrder, sentence: str) -> None:
