@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from distlab.cli.screen import show, show_json, wrapped
 from distlab.cli.sim_report import size_words
@@ -35,6 +35,7 @@ def sim_script(
     seed: int = 0,
     all_output: bool = False,
     own: tuple[str, ...] = (),
+    device: str = "cuda",
     fake: bool = False,
     play: str = "",
     html: str = "",
@@ -51,8 +52,11 @@ def sim_script(
     from distlab.sim import Faults
     from distlab.sim.net.fabric import Fabric
     from distlab.sim.net.spec import parse_faults, parse_net
+    from distlab.sim.torch.rank import Rank
     from distlab.sim.torch.script import run_script
 
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f"--device is {device}; choose cuda or cpu")
     network = parse_net(net)
     node_size = network.node_size if isinstance(network, Fabric) else 0
     world_size, per_node = placed(world_size, nodes, node_size)
@@ -62,12 +66,15 @@ def sim_script(
     faults.check(world_size)
     played = _played(play, world_size, per_node) if fake or play else None
     output = Output(sys.stderr if as_json else sys.stdout, all_output)
+    ranks: list[Rank] = []
     started = time.perf_counter()
     done = run_script(
         script,
         world_size,
         per_node=per_node,
         own=own,
+        device=cast(Literal["cuda", "cpu"], device),
+        on_rank=ranks.append,
         net=network,
         flops_per_s=flops,
         faults=faults,
@@ -84,6 +91,8 @@ def sim_script(
         "fault": fault,
         "flops_per_s": flops,
         **_facts(done, per_node),
+        "memory_most_bytes": max((r.memory.peak for r in ranks), default=0),
+        "notes": sorted({note for rank in ranks for note in rank.notes}),
         "simulated_in_s": round(time.perf_counter() - started, 3),
     }
     pages = _written(done, row, html, perfetto, open_it=open_it)
@@ -178,8 +187,15 @@ def sentence_of(done: SimRun) -> str:
     """How the run ended; for a hang, what the ranks disagree about."""
     from distlab.flight import find_hang
     from distlab.flight.simulated import records_of
+    from distlab.runner.autopsy import own_frame, place
     from distlab.terminal import ranks_in_words
 
+    first = done.primary()
+    if first is not None and first.error is not None:
+        error = first.error
+        if error.type == "Refused":
+            at = place(own_frame(error.frames))
+            return f"{error.message} ({at})" if at else error.message
     if done.outcome != "deadlock":
         return done.explanation
     hang = find_hang(records_of(done))
@@ -228,6 +244,8 @@ def _report(row: Row) -> list[tuple[str, str]]:
         why = f"{row['outcome'].upper()}  {row['explanation']}"
         lines += [("fail", line) for line in wrapped(why, "  ")]
     lines += _memory(row) + _exposed(row) + _collectives(row) + _path(row)
+    for note in row["notes"]:
+        lines += [("dim", line) for line in wrapped(f"note: {note}", "  ")]
     wall = f"(simulated in {row['simulated_in_s']:.2f} s)"
     return [*lines, ("dim", f"  {wall}")]
 
@@ -242,7 +260,10 @@ def _memory(row: Row) -> list[tuple[str, str]]:
 
     memory = row["memory"]
     if memory is None:
-        return []
+        most = (
+            f"{size_words(row['memory_most_bytes'])} of tensors on a rank, at its peak"
+        )
+        return [_line("memory", most)] if row["memory_most_bytes"] else []
     whole = f"{size_words(memory['bytes'])} on rank {memory['rank']}, at its peak"
     lines = [_line("memory", whole)]
     for kind, size in memory["kinds"].items():

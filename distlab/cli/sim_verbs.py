@@ -82,6 +82,9 @@ def sim(
             "--all-output", help="For a script: print the output of all ranks."
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Of a script: cuda, a pretend GPU per rank, or cpu.")
+    ] = "cuda",
     own: Annotated[
         list[str] | None,
         typer.Option(help="For a script: a package that each rank loads for itself."),
@@ -119,6 +122,7 @@ def sim(
             seed=seed,
             all_output=all_output,
             own=tuple(own or ()),
+            device=device,
             fake=fake,
             play=play,
             html=html,

@@ -60,6 +60,7 @@ def run(
     is_initialized: bool = True,
     fake: bool = False,
     played: Collection[int] | None = None,
+    prepare: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> SimRun:
     """Run `fn(*args)`, torch.distributed code, on each of `world_size` simulated ranks.
@@ -67,11 +68,14 @@ def run(
     `flops_per_s` is how fast one rank computes. `per_node` is the number of ranks on
     each node, from which LOCAL_RANK and its like follow; by default all are on one.
     Unless `is_initialized`, there is no group until init_process_group has been called,
-    as in a script. With `fake`, tensors have no memory and operators compute nothing:
-    a model may be larger than this machine, and `memory()` says what it would take. The
-    values of such tensors nobody knows, and code that decides by one is refused. Then
-    only the ranks in `played` (and those with faults) need execute the program; the
-    others do as one of these does, see `played`. By default all are played.
+    as in a script. `prepare(rank)` is called with each `distlab.sim.torch.rank.Rank` in
+    its thread, before `fn`.
+
+    With `fake`, tensors have no memory and operators compute nothing: a model may be
+    larger than this machine, and `memory()` says what it would take. The values of such
+    tensors nobody knows, and code that decides by one is refused. Then only the ranks
+    in `played` (and those with faults) need execute the program; the others do as one
+    of these does, see `played`. By default all are played.
 
     `options` are those of `distlab.sim.run` (faults, journal, limits, seed, …);
     `values` has what `fn` returned on each rank.
@@ -115,7 +119,7 @@ def run(
             cast = Cast(world_size, played, apart)
         outer = dict(vars(os.environ)["_data"])
         settings = _Settings(
-            1 / flops_per_s, per_node, is_initialized, outer, world, cast
+            1 / flops_per_s, per_node, is_initialized, prepare, outer, world, cast
         )
         program = partial(_live, fn, SharedStore(), settings)
         with installed(), world.installed() if world else nullcontext():
@@ -208,6 +212,7 @@ class _Settings:
     seconds_per_flop: float
     per_node: int
     is_initialized: bool
+    prepare: Callable[[Any], None] | None
     environment: dict[bytes, bytes]
     world: FakeWorld | None
     cast: Cast | None
@@ -233,14 +238,17 @@ def _live(
     rank.environment = environment_of(
         rank.number, rank.world_size, settings.per_node, settings.environment
     )
+    rank.per_node = settings.per_node
     settle_in(rank)
     try:
+        if settings.prepare is not None:
+            settings.prepare(rank)
         if settings.is_initialized:
             torch.distributed.init_process_group("gloo")
             rank.world.is_ours = True
         if settings.world is not None:
             rank.fake = settings.world.home(rank.charge)
-        with rank.fake.compute if rank.fake else ChargeFlops(rank.charge):
+        with rank.fake.compute if rank.fake else ChargeFlops(rank):
             value = fn(*args)
         rank.settle()
         return value

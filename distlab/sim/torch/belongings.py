@@ -13,7 +13,7 @@ and put back when the rank goes on:
     numbers      the generators of torch, `random` and NumPy, as in a new process
 
 A module is the user's if it is Python source outside of the folders where libraries are
-installed. A finder in front of the others (`_UsersModules`) notes their names, because
+installed. A finder in front of the others (`UsersModules`) notes their names, because
 to look through all of sys.modules at each switch would take longer than the switch.
 """
 
@@ -70,12 +70,12 @@ class Process:
     seen_word = -1
     anyone_drew = True
 
-    def __init__(self, argv: Sequence[str], path: Sequence[str], own: Collection[str]):
+    def __init__(
+        self, argv: Sequence[str], path: Sequence[str], users: UsersModules
+    ) -> None:
         self._argv, self._path = list(argv), list(path)
         self._folder = self._start_folder = os.getcwd()
-        self._finder = _UsersModules(own)
-        self._names = self._finder.names
-        self._own = own
+        self._finder, self._names = users, users.names
         self._outside: OwnProcess | None = None  # what was there before the run
 
     def own(self, seed: int) -> OwnProcess:
@@ -87,7 +87,7 @@ class Process:
         if self._outside is None:
             self._outside = OwnProcess(sys.argv, sys.path, self._folder)
             self.take(self._outside)
-            loaded = [name for name in sys.modules if _top(name) in self._own]
+            loaded = [name for name in sys.modules if _top(name) in self._finder.own]
             self._outside.modules |= _taken(sys.modules, loaded)
             sys.meta_path.insert(0, self._finder)
         self.put(own)
@@ -132,19 +132,19 @@ def _put_logging(own: OwnProcess) -> None:
     _manager.loggerDict = own.loggers
 
 
-class _UsersModules:
+class UsersModules:
     """Finds what the other finders find, and notes which of it is the user's."""
 
     def __init__(self, own: Collection[str]) -> None:
         self.names = {"__main__": None}
-        self._own = own
+        self.own = own
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`; None where another one has to look."""
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and (_top(name) in self._own or _is_users(spec)):
+        if spec is not None and (_top(name) in self.own or _is_users(spec)):
             self.names[name] = None
         return spec
 
@@ -184,7 +184,7 @@ _LIBRARIES = {
 
 
 def own_process(
-    argv: Sequence[str], path: Sequence[str], own: Collection[str]
+    argv: Sequence[str], path: Sequence[str], users: UsersModules
 ) -> Generators:
     """All that a rank that runs a script has to itself.
 
@@ -193,4 +193,4 @@ def own_process(
     """
     sources = (torchs(), pythons(), numpys())
     numbers = [OneGenerator(source, lazy=False) for source in sources]
-    return SeveralGenerators([*numbers, Process(argv, path, own)])
+    return SeveralGenerators([*numbers, Process(argv, path, users)])

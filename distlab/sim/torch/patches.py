@@ -192,6 +192,7 @@ def _in_our_backend(original: Any) -> Any:
         group, store = original(size, rank, ranks, ours, *args, **kwargs)
         if isinstance(group, SimProcessGroup):  # get_backend() says what was asked for
             c10d._world.pg_map[group] = (backend, store)
+            group.asked_for = str(backend).lower()
         return group, store
 
     return helper

@@ -6,10 +6,12 @@ so all of that is looked up by thread: `here()` is the rank whose thread asks.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from distlab.sim.comm import SimComm, SimWork
 from distlab.sim.kernel import Flight, Kernel
 from distlab.sim.torch.played import Cast, Formed
 from distlab.sim.torch.shared_store import SharedStore
+from distlab.sim.torch.storages import Memory
 
 _HERE = threading.local()
 
@@ -55,6 +58,12 @@ class Rank:
         self.formed: list[Formed] = []  # all groups that it knows of
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
         self.store: Any = None  # torch holds on to half of it only
+        self.per_node, self.device_index = context.world_size, 0
+        self.memory, self.pretends = Memory(), False  # to have a GPU
+        self.users: Collection[str] = ()  # names of the modules that are the user's
+        self.at_exit: list[Callable[[], object]] = []
+        self.notes: set[str] = set()  # how the run differs from one on real ranks
+        self._pid = os.getpid()
         self._seconds_per_flop = seconds_per_flop
         self._owed_s = 0.0
         self._num_messages = 0
@@ -70,6 +79,15 @@ class Rank:
     def world_size(self) -> int:
         """How many ranks there are."""
         return self.comm.world_size
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a process that the rank has started, such as a worker."""
+        return os.getpid() != self._pid
+
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether a frame is in a module of the user."""
+        return frame.f_globals.get("__name__") in self.users
 
     def next_step(self) -> int:
         """The number of its next message."""

@@ -18,18 +18,22 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from distlab.sim.results import SimRun
 from distlab.sim.torch import run
-from distlab.sim.torch.belongings import STATEFUL, own_process
+from distlab.sim.torch.belongings import STATEFUL, UsersModules, own_process
+from distlab.sim.torch.pretend import pretended
+from distlab.sim.torch.process import as_if_alone
+from distlab.sim.torch.rank import Rank, here
+from distlab.sim.torch.replacing import Refused
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,21 @@ def run_script(
     world_size: int,
     *,
     own: Collection[str] = (),
+    device: Literal["cuda", "cpu"] = "cuda",
     around: Callable[[int], AbstractContextManager[Any]] | None = None,
+    on_rank: Callable[[Rank], None] | None = None,
     **options: Any,
 ) -> SimRun:
     """Run `script` on each of `world_size` simulated ranks.
 
     `own` names installed packages that every rank loads for itself, because they keep
-    state that ranks must not share. `around(rank)` is entered on each rank, in its
+    state that ranks must not share. With the device "cuda" each rank finds a pretend
+    GPU (see pretend), with "cpu" none. `around(rank)` is entered on each rank, in its
     thread, before the script starts, and left when it has ended; what `__enter__` gives
-    is the rank's value. Other `options` (per_node, net, flops_per_s, faults, on_output,
-    …) are those of `distlab.sim.torch.run` and `distlab.sim.run`.
+    is the rank's value. `on_rank` is called with each `Rank` before that: afterwards it
+    knows its memory and its notes on what was left out. Other `options` (per_node, net,
+    flops_per_s, faults, on_output, …) are those of `distlab.sim.torch.run` and
+    `distlab.sim.run`.
 
     A rank that ends with `sys.exit(0)` has finished; any other exit is an error.
 
@@ -74,20 +83,33 @@ def run_script(
     if script.is_module:
         _require_module(script.target)
     argv, path = [script.target, *script.args], [first, *sys.path]
-    options.setdefault(
-        "belongings", partial(own_process, argv, path, {*STATEFUL, *own})
-    )
-    default_dtype = torch.get_default_dtype()
-    try:
+    users = UsersModules({*STATEFUL, *own})
+    pretends = device == "cuda"
+    with ExitStack() as stack:
+        stack.callback(os.chdir, folder)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.enter_context(as_if_alone())
+        if pretends:
+            stack.enter_context(pretended())
         return run(
             partial(_play, script, code, around or (lambda rank: nullcontext())),
             world_size,
             is_initialized=False,
+            prepare=partial(_prepare, users.names, pretends, on_rank),
+            belongings=partial(own_process, argv, path, users),
             **options,
         )
-    finally:
-        torch.set_default_dtype(default_dtype)
-        os.chdir(folder)
+
+
+def _prepare(
+    users: Collection[str],
+    pretends: bool,
+    on_rank: Callable[[Rank], None] | None,
+    rank: Rank,
+) -> None:
+    rank.users, rank.pretends = users, pretends
+    if on_rank is not None:
+        on_rank(rank)
 
 
 def _compiled(target: str) -> CodeType:
@@ -139,9 +161,15 @@ def _play(
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        except Refused:
+            raise  # the sentence says all
         except Exception as error:
             _print_as_python_would(error)
             raise
+        finally:
+            rank = here()
+            while rank is not None and rank.at_exit:
+                rank.at_exit.pop()()
     return value
 
 

@@ -42,4 +42,5 @@ class SharedStore:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.waiting: defaultdict[str, list[Awaited]] = defaultdict(list)
+        self.named: defaultdict[str, SharedStore] = defaultdict(SharedStore)
         self.first_parts: dict[tuple[object, int], Contribution] = {}

@@ -19,10 +19,12 @@ _Base: Any = Store
 class SimStore(_Base):  # type: ignore[misc]
     """One rank's view of the shared store; a look at it takes no virtual time."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, name: str = "") -> None:
+        """`name` is that of a store made by hand; the group's own has none."""
         super().__init__()
-        self._rank, self._shared = rank, rank.shared
-        self._values: dict[str, bytes] = rank.shared.values
+        self._rank = rank
+        self._shared = rank.shared.named[name] if name else rank.shared
+        self._values: dict[str, bytes] = self._shared.values
 
     def set(self, key: str, value: Any) -> None:
         """Put a value there; whoever waits for the key goes on."""

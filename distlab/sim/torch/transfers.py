@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
@@ -32,6 +33,7 @@ class Transfers(_Base):  # type: ignore[misc]
         super().__init__(comm.rank, comm.world_size)
         self._rank, self._comm, self._title = rank, comm, name
         self._gathering: list[TorchWork] | None = None
+        self.asked_for = ""  # the backend
 
     @property
     def group_name(self) -> str:
@@ -46,6 +48,14 @@ class Transfers(_Base):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """See `torch.distributed.get_backend`."""
         return "sim"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where the backend that was asked for takes tensors from."""
+        if not self._rank.pretends or self.asked_for == "gloo":
+            return [torch.device("cpu")]
+        kinds = ("cuda",) if self.asked_for == "nccl" else ("cpu", "cuda")
+        return [torch.device(kind) for kind in kinds]
 
     def _get_backend(self, device: Any) -> Transfers:
         """Answer torch 2.14, which asks a group's backend if it can merge messages."""

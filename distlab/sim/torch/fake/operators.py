@@ -23,6 +23,7 @@ from distlab.sim.torch.fake.account import ACTIVATIONS, OPTIMIZER, OTHER, Accoun
 from distlab.sim.torch.fake.plans import Plan, aten, plan_of
 from distlab.sim.torch.fake.tensors import FakeTensors
 from distlab.sim.torch.fake.unknown import refuse
+from distlab.sim.torch.storages import on_cpu
 
 _KNOWN_ELEMENTS = 1 << 16  # of results that are computed, if all they need is known
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -60,6 +61,9 @@ class FakeCompute(TorchDispatchMode):
     ) -> Any:
         """Carry out one operator."""
         kwargs = kwargs or {}
+        if "device" in kwargs:  # of a pretend GPU
+            kwargs = {**kwargs, "device": on_cpu(kwargs["device"])}
+            kwargs.pop("pin_memory", None)
         if _active(_TORCHS_FAKES) is not None:
             return func(*args, **kwargs)  # torch asks itself for a shape
         for kind in types:

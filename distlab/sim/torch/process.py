@@ -1,0 +1,251 @@
+"""Calls by which a script reaches out of its own code, as a simulated rank makes them.
+
+    time            the user's code reads the clock of the simulation, and sleeps by it;
+                    libraries go on reading this machine's
+    signals, exit   no signal ever comes; what `atexit` is given runs when the rank
+                    ends; `os._exit` ends the rank
+    breakpoint()    stops the world: all ranks wait while one of them is looked at
+    threads         an asynchronous checkpoint is written where it is asked for
+    workers         a DataLoader has none if the ranks would have more than 64 in all
+    compilers       `torch.compile` gives back what it got: a program that runs eagerly
+
+What cannot be done is refused in one sentence: more processes as ranks, sockets of its
+own, CUDA source code. The run's report names the line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.process
+import os
+import pdb
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from distlab.sim.torch.rank import Rank, here
+from distlab.sim.torch.replacing import Refused, Replaced
+from distlab.sim.torch.store import SimStore
+
+MAX_WORKERS = 64
+"""DataLoader workers of all ranks together; each is a process of this machine."""
+_LOOK_S = 1e-7  # that a look at the clock takes: or else a loop would never end
+_torch: Any = torch
+
+
+class LeftError(SystemExit):
+    """A rank that called `os._exit`."""
+
+
+@contextmanager
+def as_if_alone() -> Iterator[None]:
+    """While it lasts, a rank may do these things as if it had a process to itself."""
+    replaced = Replaced()
+    try:
+        _replace_clocks(replaced)
+        _replace_ends(replaced)
+        _replace_threads(replaced)
+        _refuse(replaced)
+        replaced.put(sys, "breakpointhook", _stop_the_world(sys.breakpointhook))
+        yield
+    finally:
+        replaced.undo()
+
+
+def _live_rank() -> Rank | None:
+    """The rank that calls, in the process of the simulation."""
+    rank = here()
+    return None if rank is None or rank.is_forked else rank
+
+
+# ── time ────────────────────────────────────────────────────────────────────────────
+
+
+def _replace_clocks(replaced: Replaced) -> None:
+    began_s = time.time()
+    for name, start_s in (("time", began_s), ("perf_counter", 0), ("monotonic", 0)):
+        replaced.put(time, name, _clock(getattr(time, name), start_s, 1.0, float))
+        both = f"{name}_ns"
+        replaced.put(time, both, _clock(getattr(time, both), start_s, 1e9, round))
+    real_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        rank = _live_rank()
+        if rank is None or not rank.is_users(sys._getframe(1)):
+            real_sleep(seconds)
+        else:
+            rank.settle()
+            rank.clock.sleep(seconds)
+
+    replaced.put(time, "sleep", sleep)
+
+
+def _clock(real: Any, start_s: float, per_s: float, kind: Any) -> Callable[[], Any]:
+    def now() -> Any:
+        rank = _live_rank()
+        if rank is None or not rank.is_users(sys._getframe(1)):
+            return real()
+        rank.clock.sleep(_LOOK_S)
+        return kind((start_s + rank.now_s()) * per_s)
+
+    return now
+
+
+# ── the end of a rank ───────────────────────────────────────────────────────────────
+
+
+def _replace_ends(replaced: Replaced) -> None:
+    def handler(original: Any, number: int, act: Any) -> Any:
+        return signal.SIG_DFL
+
+    def exit_at_once(original: Any, status: int) -> Any:
+        if _live_rank() is None:
+            original(status)
+        raise LeftError(status)
+
+    def at_exit(function: Any, *args: Any, **kwargs: Any) -> Any:
+        rank = _live_rank()
+        if rank is not None:
+            rank.at_exit.append(lambda: function(*args, **kwargs))
+        return function
+
+    replaced.with_original(signal, "signal", handler)
+    replaced.with_original(os, "_exit", exit_at_once)
+    replaced.for_ranks(atexit, "register", at_exit)
+
+
+# ── threads, workers, compilers ─────────────────────────────────────────────────────
+
+
+def _replace_threads(replaced: Replaced) -> None:
+    from torch.distributed.checkpoint import _async_thread_executor as executor
+
+    kind: Any = executor._ThreadBasedAsyncCheckpointExecutor
+
+    def save_now(this: Any, staged: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(executor.save_wrapper(staged, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def fewer_workers(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
+        rank = _live_rank()
+        asked = kwargs.get("num_workers", 0)
+        if rank is not None and asked * rank.world_size > MAX_WORKERS:
+            kwargs |= {"num_workers": 0, "persistent_workers": False}
+            kwargs.pop("prefetch_factor", None)
+            kwargs.pop("multiprocessing_context", None)
+            kwargs.pop("timeout", None)
+            rank.notes.add(
+                f"a DataLoader's {asked} workers are left out: {rank.world_size} ranks "
+                f"would start {asked * rank.world_size} processes"
+            )
+        original(this, *args, **kwargs)
+
+    def eager(model: Any = None, **options: Any) -> Any:
+        rank = here()
+        assert rank is not None
+        rank.notes.add("torch.compile is left out: what it was given runs eagerly")
+        return (lambda given: given) if model is None else model
+
+    def eager_module(module: Any, *args: Any, **options: Any) -> None:
+        eager(module)
+
+    replaced.for_ranks(kind, "execute_save", save_now)
+    replaced.with_original(torch.utils.data.DataLoader, "__init__", fewer_workers)
+    replaced.for_ranks(_torch, "compile", eager)
+    replaced.for_ranks(torch.nn.Module, "compile", eager_module)
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────
+
+
+def _refuse(replaced: Replaced) -> None:
+    import torch.multiprocessing
+    import torch.utils.cpp_extension
+
+    spawn = (
+        "each simulated rank runs the script as under torchrun, which starts the ranks"
+    )
+    for name in ("spawn", "start_processes"):
+        replaced.refuse(_torch.multiprocessing, name, f"mp.{name}", spawn)
+    replaced.with_original(multiprocessing.process.BaseProcess, "start", _only_workers)
+    for name in ("load", "load_inline"):
+        replaced.refuse(
+            torch.utils.cpp_extension,
+            name,
+            f"torch.utils.cpp_extension.{name}",
+            "no kernels of your own run here. Choose a path of the script without them",
+        )
+    replaced.with_original(socket.socket, "listen", _no_sockets)
+    for owner in (dist, distributed_c10d):
+        replaced.for_ranks(owner, "TCPStore", _own_store)
+        replaced.for_ranks(owner, "FileStore", _own_store)
+
+
+def _only_workers(original: Any, process: Any) -> None:
+    """A DataLoader's workers are processes; other ones would be ranks, or talk to them.
+
+    Raises:
+        Refused: the process is none of them.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
+            original(process)
+            return
+        frame = frame.f_back
+    raise Refused(
+        "a process that a rank starts can't be simulated: call its function instead, "
+        "or leave it out"
+    )
+
+
+def _no_sockets(original: Any, this: Any, *args: Any) -> None:
+    rank = _live_rank()
+    if rank is None or not rank.is_users(sys._getframe(2)):
+        original(this, *args)
+        return
+    raise Refused(
+        "socket.listen can't be simulated: what goes over sockets of its own takes no "
+        "virtual time. Use torch.distributed"
+    )
+
+
+def _own_store(*args: Any, **kwargs: Any) -> SimStore:
+    """One rank's view of a store made by hand, which all see that name it alike."""
+    rank = here()
+    assert rank is not None
+    named = [str(value) for value in (*args[:2], *kwargs.values())][:2]
+    return SimStore(rank, ":".join(named))
+
+
+# ── breakpoint() ────────────────────────────────────────────────────────────────────
+
+
+def _stop_the_world(original: Any) -> Any:
+    def stop(*args: Any, **kwargs: Any) -> None:
+        rank = _live_rank()
+        if rank is None:
+            original(*args, **kwargs)
+            return
+        out = sys.__stdout__ or sys.stdout
+        with suppress(OSError):
+            out.write(
+                f"rank {rank.number} of {rank.world_size} is at a breakpoint, at "
+                f"{rank.now_s():.6f} s; all other ranks wait\n"
+            )
+        pdb.Pdb(stdin=sys.__stdin__, stdout=out).set_trace(sys._getframe(1))
+
+    return stop

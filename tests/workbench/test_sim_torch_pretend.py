@@ -1,0 +1,181 @@
+"""Scripts for GPUs on simulated ranks, and calls that reach out of a process."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from distlab.sim import SimRun
+from distlab.sim.torch.rank import Rank
+from distlab.sim.torch.script import Script, run_script
+
+GPU = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+local = int(os.environ["LOCAL_RANK"])
+device = torch.device(f"cuda:{local}")
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=device)
+assert torch.cuda.is_available() and torch.accelerator.is_available()
+assert torch.cuda.current_device() == local
+assert torch.cuda.device_count() == 2 == torch.accelerator.device_count()
+assert dist.get_backend() == "nccl" and torch.cuda.is_bf16_supported()
+model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).to(device)
+model = DistributedDataParallel(model, device_ids=[local], output_device=local)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda")
+side, begin, end = torch.cuda.Stream(), *(
+    torch.cuda.Event(enable_timing=True) for _ in range(2))
+generator = torch.Generator(device="cuda").manual_seed(0)
+assert isinstance(generator, torch.Generator)
+with torch.cuda.device(local), torch.device("cuda"):
+    inputs = torch.randn(4, 8, generator=generator)
+targets = torch.tensor([0, 1, 0, 1], device="cuda").pin_memory().cuda(non_blocking=True)
+side.wait_stream(torch.cuda.current_stream())
+begin.record()
+with torch.autocast("cuda", dtype=torch.bfloat16), torch.cuda.stream(side):
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer), scaler.update()
+end.record(), torch.cuda.synchronize(), torch.cuda.empty_cache()
+assert begin.elapsed_time(end) > 0
+assert torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated() > 500
+assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] > 500
+copy = {name: value.cpu() for name, value in model.module.state_dict().items()}
+with torch.no_grad():
+    model.module[0].weight.zero_()
+assert copy["0.weight"].abs().sum() > 0
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+assert mesh["shard"].size() == 2
+dist.barrier(device_ids=[local])
+if dist.get_rank() == 0:
+    torch.save(copy, "weights.pt")
+dist.barrier()
+loaded = torch.load("weights.pt", map_location={"cuda:0": f"cuda:{local}"})
+model.module.load_state_dict(loaded)
+dist.destroy_process_group()
+"""
+PROCESS = """
+import atexit, os, signal, sys, time
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from time import perf_counter
+from torch.utils.data import DataLoader
+
+dist.init_process_group("cpu:gloo,cuda:nccl")
+rank = dist.get_rank()
+signal.signal(signal.SIGTERM, lambda *args: None)
+atexit.register(print, "at the end of", rank)
+began = perf_counter()
+time.sleep(5 + rank)
+dist.barrier()
+assert 7 <= perf_counter() - began < 7.1 and time.time() > 1e9
+store = dist.TCPStore("localhost", 1234, 3, rank == 0)
+if rank == 0:
+    store.set("key", "value")
+assert store.get("key") == b"value"
+layer = torch.compile(torch.nn.Linear(2, 2))
+assert torch.compile(mode="max-autotune")(len) is len
+batches = list(DataLoader(range(8), batch_size=2, num_workers=100, pin_memory=True))
+assert len(batches) == 4
+saving = dcp.async_save({"layer": layer.state_dict()}, checkpoint_id="checkpoint")
+saving.result()
+dist.barrier()
+dcp.load({"layer": layer.state_dict()}, checkpoint_id="checkpoint")
+"""
+REFUSED = {
+    "mp.spawn": "import torch.multiprocessing as mp\nmp.spawn(print, (), 2)",
+    "process": "import multiprocessing as mp\nmp.Process(target=print).start()",
+    "socket": "import socket\nwith socket.socket() as s:\n    s.listen()",
+    "cpp_extension": (
+        "from torch.utils import cpp_extension\ncpp_extension.load_inline('fast', '')"
+    ),
+    "CUDA graph": "import torch\ntorch.cuda.CUDAGraph()",
+}
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimRun]:
+    monkeypatch.chdir(tmp_path)
+
+    def play(text: str, n: int, **options: object) -> SimRun:
+        Path("program.py").write_text(text)
+        return run_script(Script("program.py"), n, **options)  # type: ignore[arg-type]
+
+    return play
+
+
+def test_a_script_for_gpus_finds_one_on_each_rank(play: Callable[..., SimRun]) -> None:
+    ranks: list[Rank] = []
+    before = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
+    done = play(GPU, 4, per_node=2, on_rank=ranks.append)
+    assert done.outcome == "finished", done.ranks[0].output
+    after = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
+    assert after == before
+    assert torch.cuda.is_available() == torch.backends.cuda.is_built()
+    assert all(rank.memory.peak > 500 for rank in ranks)
+
+
+def test_a_node_has_as_many_devices_as_ranks(play: Callable[..., SimRun]) -> None:
+    text = "import os, torch\ntorch.cuda.set_device(int(os.environ['RANK']))"
+    done = play(text, 4, per_node=2)
+    assert [r.status for r in done.ranks] == [*["finished"] * 2, *["raised"] * 2]
+    text = "import torch\nassert not torch.cuda.is_available()"
+    assert play(text, 2, device="cpu").outcome == "finished"
+
+
+def test_a_rank_reaches_out_as_if_alone(play: Callable[..., SimRun]) -> None:
+    ranks: list[Rank] = []
+    before = [time.time, time.sleep, signal.signal, atexit.register, torch.compile]
+    done = play(PROCESS, 3, on_rank=ranks.append)
+    assert done.outcome == "finished", done.ranks[0].output
+    after = [time.time, time.sleep, signal.signal, atexit.register, torch.compile]
+    assert after == before
+    for rank in ranks:
+        assert done.ranks[rank.number].output == f"at the end of {rank.number}\n"
+        assert len(rank.notes) == 2  # the workers and the compiler that it does without
+    assert 7 < done.time_s < 7.1
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_simulated_is_refused(
+    play: Callable[..., SimRun], kind: str
+) -> None:
+    done = play(REFUSED[kind], 2)
+    error = done.ranks[0].error
+    assert error is not None
+    assert error.type == "Refused"
+    assert done.ranks[0].output == ""  # a sentence says it better than a traceback
+    own = [line for file, line in error.frames if file == "program.py"]
+    assert own == [len(REFUSED[kind].splitlines())]
+
+
+def test_os_exit_ends_the_rank_only(play: Callable[..., SimRun]) -> None:
+    done = play("import os\nos._exit(3 * int(os.environ['RANK']))", 2)
+    assert [record.status for record in done.ranks] == ["finished", "raised"]
+
+
+def test_memory_is_what_lives(play: Callable[..., SimRun]) -> None:
+    ranks: list[Rank] = []
+    text = """
+import torch
+kept = torch.zeros(1000)
+view = kept[10:]
+for _ in range(5):
+    lost = torch.ones(2000) * 2
+    del lost
+"""
+    assert play(text, 2, on_rank=ranks.append).outcome == "finished"
+    for rank in ranks:
+        assert rank.memory.peak == 4 * (1000 + 2 * 2000)
