@@ -133,7 +133,7 @@ def _dump(post: Post) -> Dump:
     for log in (*post["sends"], *post["recvs"]):
         calls += [_of_act(rank, act) for act in log["newest"]]
     for act in _acts(post):
-        if act["kind"] == "collective" and act["op_id"] is None:
+        if act["kind"] == "collective" and not act["number"]:  # not started yet
             calls.append(_of_act(rank, act, _last(dump, act["group"]) + 1))
         elif act["kind"] == _STORE:
             calls.append(_of_act(rank, act))
@@ -321,7 +321,7 @@ class _Proof:
 
     def _keys(self, rank: int, act: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The calls that a thread waits for, as the board knows them."""
-        dump, post = self._records.dumps[rank], self._posts[rank]
+        dump = self._records.dumps[rank]
         if act["kind"] in ("send", "recv"):
             yield (tuple(act["channel"]), act["kind"], act["number"])
         elif act["kind"] == "meeting":
@@ -333,21 +333,13 @@ class _Proof:
                     yield (call.group[0], call.number)
             if not under_way:
                 yield ()
-        elif act["op_id"] is None:
+        elif act["number"]:
+            yield (act["group"], act["number"] if not act["done"] else 0)
+        elif act["issued"]:
+            yield ()  # torch hasn't recorded it
+        else:
             last = [c for c in dump.calls if c.group[0] == act["group"] and not c.done]
             yield (act["group"], max((c.number for c in last), default=0))
-        else:
-            number = next(
-                (
-                    int(entry["collective_seq_id"])
-                    for entry in post["dump"]["entries"]
-                    if str(entry["process_group"][0]) == act["group"]
-                    and entry["op_id"] == act["op_id"]
-                    and not entry["retired"]
-                ),
-                0,
-            )
-            yield (act["group"], number)
 
 
 def _moved(call: Call) -> dict[str, Any]:
@@ -365,7 +357,7 @@ def _at_the_call(
     act = next(act for act in _acts(post) if act["others"])
     rank = int(post["rank"])
     records = records_of(posts, world_size)
-    number = _last(records.dumps[rank], act["group"])
+    number = _last(records.dumps[rank], act["group"])  # the call that is held back
     calls = {rank: _of_act(rank, act, number)}
     for other in act["others"]:
         calls[other["rank"]] = _of_act(other["rank"], {**act, **other}, number)

@@ -80,6 +80,8 @@ def _all(records: Records) -> list[int]:
 
 def _shown_call(records: Records, hang: Hang, rank: int) -> Call | None:
     call = hang.calls.get(rank)
+    if rank not in records.dumps:
+        return call
     return call if call and not call.done else current_call(records, rank)
 
 
@@ -87,7 +89,7 @@ def _state(records: Records, rank: int, call: Call | None) -> str:
     if rank in records.ended:
         return "has ended"
     if rank not in records.dumps:
-        return "no dump"
+        return "in this call" if call else "no dump"
     if call is None:
         return "no call"
     return "not in a call" if call.done else "waiting"
@@ -107,7 +109,7 @@ def _rows(records: Records, hang: Hang) -> list[tuple[str, ...]]:
 
 
 def _cells(records: Records, hang: Hang, rank: int) -> tuple[str, ...]:
-    call = _shown_call(records, hang, rank) if rank in records.dumps else None
+    call = _shown_call(records, hang, rank)
     state = _state(records, rank, call)
     if call is None:
         return (state, *[""] * (len(_TITLES) - 2))
@@ -132,13 +134,12 @@ def as_json(records: Records, hang: Hang) -> dict[str, Any]:
 
 
 def _rank(records: Records, hang: Hang, rank: int) -> dict[str, Any]:
-    if rank not in records.dumps:
-        return {"rank": rank, "state": "no dump", "file": None, "call": None}
     call = _shown_call(records, hang, rank)
+    dump = records.dumps.get(rank)
     return {
         "rank": rank,
         "state": _state(records, rank, call),
-        "file": str(records.dumps[rank].path),
+        "file": None if dump is None else str(dump.path),
         "call": call and _call(records, call),
     }
 

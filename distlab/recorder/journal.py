@@ -16,6 +16,7 @@ forks, such as a DataLoader's workers, don't write anything down.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -69,15 +70,14 @@ _COLLECTIVES = {
 class Act:
     """One call of this rank. `number` counts the like calls of its group or channel.
 
-    Of a collective, `op_id` is its number in the flight recorder's count of this rank's
-    calls, or None until it is issued.
+    The flight recorder numbers the collectives, and what it has recorded between
+    `created_ns` and `issued_ns` belongs to one.
     """
 
     kind: str  # "collective", "send", "recv", "meeting", "store" or "unfinished"
     op: str
     group: str = ""
     number: int = 0
-    op_id: int | None = None
     channel: Channel | None = None
     members: tuple[int, ...] = ()
     inputs: Sizes = field(default_factory=list)
@@ -90,6 +90,7 @@ class Act:
     """Of an all-to-all: elements from and for each member."""
     place: Place | None = None
     created_ns: int = 0
+    issued_ns: int = 0
     gives_up: bool = False
     done: bool = False
     others: list[dict[str, Any]] = field(default_factory=list)
@@ -131,42 +132,58 @@ class Journal:
         """Wrap the methods of torch's C++ classes; `c10d` is distributed_c10d."""
         group, work, store = c10d.ProcessGroup, c10d.Work, c10d.Store
         for name, op in _COLLECTIVES.items():
-            self._wrap(group, name, functools.partial(self._collective, op))
+            self._wrap(group, name, functools.partial(self._collective, op), self._sent)
         for name in ("send", "recv", "recv_anysource"):
-            self._wrap(group, name, self._message)
-        self._wrap(group, "monitored_barrier", self._monitored_barrier)
-        self._wrap(work, "wait", self._wait)
+            self._wrap(group, name, functools.partial(self._message, name), self._sent)
+        self._wrap(group, "monitored_barrier", self._monitored_barrier, _ended)
+        self._wrap(work, "wait", self._wait, self._waited)
         for name in ("get", "wait", "multi_get"):
-            self._wrap(store, name, self._of_store)
-        self._wrap(c10d, "_new_group_with_tag", self._new_group)
-        self._wrap(c10d, "init_process_group", self._init)
+            self._wrap(store, name, functools.partial(self._of_store, name), _ended)
+        self._wrap(c10d, "_new_group_with_tag", self._new_group, _ended)
+        self._wrap(c10d, "init_process_group", self._init, self._met)
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def _wrap(
+        self, owner: Any, name: str, begin: Callable[..., Act], end: Callable[..., None]
+    ) -> None:
+        """Have `begin` describe each call of a function, and `end` note its result.
+
+        Whatever goes wrong in the two, the script's own call goes on.
+        """
         own = getattr(owner, name, None)
         if own is None:  # another version of torch
             return
 
         @functools.wraps(own)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if not self.active or threading.get_ident() in self.exempt:
+            thread = threading.get_ident()
+            if not self.active or thread in self.exempt:
                 return own(*args, **kwargs)
-            return around(own, *args, **kwargs)
+            try:
+                act = begin(*args, **kwargs)
+            except Exception:
+                return own(*args, **kwargs)
+            seats = self.sit_down(act)
+            try:
+                result = own(*args, **kwargs)
+            finally:
+                self.num_events += 1
+                seats.remove(act)
+            with contextlib.suppress(Exception):
+                end(act, result, *args)
+            return result
 
         setattr(owner, name, wrapped)
 
     # ── where a thread waits ────────────────────────────────────────────────────────
 
-    def _sit(self, act: Act, call: Callable[[], Any]) -> Any:
+    def sit_down(self, act: Act) -> list[Act]:
+        """Note that this thread waits in a call now; return all those it waits in."""
         thread = threading.get_ident()
         seats = self.seats.setdefault(thread, [])
         self.callers.add(thread)
         seats.append(act)
         self.num_events += 1
-        try:
-            return call()
-        finally:
-            self.num_events += 1
-            seats.pop()
+        return seats
 
     def ranks_of(self, group: Any) -> tuple[int, ...]:
         """Return the members of a group, as ranks of the whole job."""
@@ -189,7 +206,7 @@ class Journal:
 
     # ── the calls ───────────────────────────────────────────────────────────────────
 
-    def _collective(self, op: str, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
+    def _collective(self, op: str, group: Any, *args: Any, **kw: Any) -> Act:
         members = self.ranks_of(group)
         options = kw.get("opts", args[-1] if args else None)
         root = getattr(options, "rootRank", None)
@@ -207,22 +224,17 @@ class Journal:
             root=members[root] if isinstance(root, int) and op in _ROOTED else None,
             reduce_op=str(getattr(reduce_op, "op", reduce_op) or "").rpartition(".")[2],
             place=place_of(sys._getframe(1)),
-            created_ns=time.time_ns(),
         )
         if op in _EXCHANGES:
             act.takes, act.gives = _exchanged(args, len(members))
-        compare = self.compare
-        if compare is not None:
-            self._sit(act, lambda: compare(act))
-        work = self._sit(act, lambda: own(group, *args, **kw))
-        act.op_id = group._get_sequence_number_for_group()
+        if self.compare is not None:
+            self.compare(act)
+        act.created_ns = time.time_ns()
         self.calls.append(act)
-        if work is not None:
-            self._works[work] = act
-        return work
+        return act
 
-    def _message(self, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
-        members, name = self.ranks_of(group), own.__name__
+    def _message(self, name: str, group: Any, *args: Any, **kw: Any) -> Act:
+        members = self.ranks_of(group)
         me = members[group.rank()]
         peer = ANY
         if name != "recv_anysource":
@@ -249,41 +261,43 @@ class Journal:
             created_ns=time.time_ns(),
         )
         log.newest.append(act)
-        work = self._sit(act, lambda: own(group, *args, **kw))
-        if work is not None:
-            self._works[work] = act
-        return work
+        return act
 
     def _log(self, op: str, channel: Channel) -> Messages:
         logs = self.sends if op == "send" else self.recvs
         return logs.setdefault(channel, Messages())
 
-    def _monitored_barrier(self, own: Any, group: Any, *args: Any, **kw: Any) -> Any:
+    def _sent(self, act: Act, work: Any, *_: Any) -> None:
+        """The call is issued: from now on its Work stands for it."""
+        act.issued_ns = time.time_ns()
+        if work is not None:
+            self._works[work] = act
+
+    def _monitored_barrier(self, group: Any, *args: Any, **kw: Any) -> Act:
         timeout = args[0] if args else kw.get("timeout")
-        # torch passes the group's own timeout where the user gave none.
-        gives_up = timeout is not None and timeout < timedelta(minutes=1)
         name, ranks = f"monitored barriers of {group.group_name}", self.ranks_of(group)
         act = self._meeting("monitored_barrier", name, ranks)
-        act.gives_up = gives_up
-        return self._meet(act, lambda: own(group, *args, **kw))
+        # torch passes the group's own timeout where the user gave none.
+        act.gives_up = timeout is not None and timeout < timedelta(minutes=1)
+        return act
 
-    def _new_group(self, own: Any, ranks: Any = None, *args: Any, **kw: Any) -> Any:
+    def _new_group(self, ranks: Any = None, *_: Any, **kw: Any) -> Act:
         world = self._world()
         members = world if ranks is None else tuple(ranks)
         is_local = bool(kw.get("use_local_synchronization"))
         name = f"new groups of {list(members)}" if is_local else "new groups"
         op = f"new_group({list(members)})"
-        act = self._meeting(op, name, members if is_local else world)
-        return self._meet(act, lambda: own(ranks, *args, **kw))
+        return self._meeting(op, name, members if is_local else world)
 
-    def _init(self, own: Any, *args: Any, **kw: Any) -> Any:
+    def _init(self, *_: Any, **kw: Any) -> Act:
         self.has_begun = True
         size = kw.get("world_size", -1)
         size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-        act = self._meeting("init_process_group", "init", tuple(range(size)))
-        result = self._meet(act, lambda: own(*args, **kw))
+        return self._meeting("init_process_group", "init", tuple(range(size)))
+
+    def _met(self, act: Act, *_: Any) -> None:
+        act.done = True
         self.after_init()
-        return result
 
     def after_init(self) -> None:
         """Do whatever needs the job's store; see `attach`."""
@@ -303,11 +317,6 @@ class Journal:
         self.meetings.append(act)
         return act
 
-    def _meet(self, act: Act, call: Callable[[], Any]) -> Any:
-        result = self._sit(act, call)
-        act.done = True
-        return result
-
     def _world(self) -> tuple[int, ...]:
         import torch.distributed as dist
 
@@ -315,41 +324,43 @@ class Journal:
 
     # ── the waits ───────────────────────────────────────────────────────────────────
 
-    def _wait(self, own: Any, work: Any, *args: Any, **kw: Any) -> Any:
+    def _wait(self, work: Any, *args: Any, **kw: Any) -> Act:
         act = self._works.get(work)
         timeout = args[0] if args else kw.get("timeout")
-        gives_up = isinstance(timeout, timedelta) and timeout > timedelta(0)
         if act is None:  # started from C++
             act = Act("unfinished", "wait", place=place_of(sys._getframe(1)))
-        act.gives_up = gives_up
-        result = self._sit(act, lambda: own(work, *args, **kw))
-        act.done = True
-        if act.channel is not None and act.channel[1] == ANY:
-            self._note_source(act, work)
-        return result
+        act.gives_up = isinstance(timeout, timedelta) and timeout > timedelta(0)
+        return act
 
-    def _note_source(self, act: Act, work: Any) -> None:
-        """A receive from any rank is over: count it for the rank that has sent."""
-        group, _, me, tag = act.channel or ("", 0, 0, 0)
+    def _waited(self, act: Act, _: Any, work: Any, *__: Any) -> None:
+        act.done = True
+        if act.channel is None or act.channel[1] != ANY:
+            return
+        # A receive from any rank is over: count it for the rank that has sent.
+        group, _any, me, tag = act.channel
         source = act.members[work._source_rank()]
-        self.recvs[group, ANY, me, tag].count -= 1
-        self.recvs[group, ANY, me, tag].newest.remove(act)
-        log = self._log("recv", (group, source, me, tag))
+        self.recvs[act.channel].count -= 1
+        self.recvs[act.channel].newest.remove(act)
+        act.channel = (group, source, me, tag)
+        log = self._log("recv", act.channel)
         log.count += 1
-        act.channel, act.number = (group, source, me, tag), log.count
+        act.number = log.count
         log.newest.append(act)
 
-    def _of_store(self, own: Any, store: Any, *args: Any, **kw: Any) -> Any:
+    def _of_store(self, name: str, _: Any, *args: Any, **kw: Any) -> Act:
         keys = args[0] if args else next(iter(kw.values()), "")
-        act = Act(
+        return Act(
             "store",
-            f"store.{own.__name__}",
+            f"store.{name}",
             group=keys if isinstance(keys, str) else ", ".join(map(str, keys)),
             place=place_of(sys._getframe(1)),
             created_ns=time.time_ns(),
             gives_up=len(args) + len(kw) > 1,
         )
-        return self._sit(act, lambda: own(store, *args, **kw))
+
+
+def _ended(act: Act, *_: Any) -> None:
+    act.done = True
 
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")

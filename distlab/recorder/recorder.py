@@ -109,8 +109,11 @@ class Recorder:
     def _compared(self, shared: agreement.Agreement) -> Any:
         def compare(act: Act) -> None:
             shared.compare(act)
-            if act.others:
-                self._verdict.wait(_PATIENCE_S)  # usually, this process ends here
+            if not act.others:
+                return
+            seats = self._journal.sit_down(act)
+            self._verdict.wait(_PATIENCE_S)  # usually, this process ends here
+            seats.remove(act)
 
         return compare
 
@@ -216,15 +219,15 @@ class Recorder:
             "posted_at_s": time.time(),
             "beat_s": BEAT_S,
             "moved_at_s": time.time() - (self._beat_s - self._moved_s),
-            "threads": [_thread(thread) for thread in threads],
         }
         if state != "moves":
             post |= {
-                "dump": self._dump(),
+                "dump": self._dump(),  # which numbers the calls
                 "sends": _channels(journal.sends),
                 "recvs": _channels(journal.recvs),
                 "meetings": [_act(act) for act in list(journal.meetings)],
             }
+        post["threads"] = [_thread(thread) for thread in threads]
         text = json.dumps(post)
         store: Any = self._store
         store.set(f"{prefix()}post/{self.rank}", text)
@@ -232,14 +235,14 @@ class Recorder:
 
     def _dump(self) -> dict[str, Any]:
         """Torch's own record, with the lines and the members that it lacks."""
-        dump = _flight_record()
-        acts = {(act.group, act.op_id): act for act in list(self._journal.calls)}
-        entries = dump.get("entries", [])
+        entries = _flight_record()
         under_way = [e for e in entries[:-KEPT] if not _is_over(e)]
         entries = [e for e in [*under_way, *entries[-KEPT:]] if not e["is_p2p"]]
+        acts = list(self._journal.calls)
         for entry in entries:
-            act = acts.get((str(entry["process_group"][0]), entry["op_id"]))
+            act = _act_of(entry, acts)
             if act is not None:
+                act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
                 if act.place:
                     file, line = act.place
@@ -250,7 +253,7 @@ class Recorder:
             name: {"ranks": json.dumps(list(ranks)), "desc": ""}
             for name, ranks in self._journal.groups.items()
         }
-        return {"version": dump.get("version"), "entries": entries, "pg_config": groups}
+        return {"version": "2", "entries": entries, "pg_config": groups}
 
     def _hear(self) -> None:
         """While nothing moves: has the judge found what is wrong?"""
@@ -338,15 +341,30 @@ def _joins(frame: FrameType) -> bool:
     return is_threading and code.co_name in _JOINING
 
 
-def _flight_record() -> dict[str, Any]:
+def _flight_record() -> list[dict[str, Any]]:
+    """What torch has recorded; NCCL has a recorder of its own."""
     from torch._C import _distributed_c10d
 
-    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    return json.loads(dump()) if dump else {}
+    found: list[dict[str, Any]] = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(_distributed_c10d, name, None)
+        if dump is not None:
+            found += json.loads(dump()).get("entries", [])
+    return sorted(found, key=lambda entry: int(entry["time_created_ns"]))
+
+
+def _act_of(entry: dict[str, Any], acts: list[Act]) -> Act | None:
+    """The call from Python that has started this one; None if it was C++."""
+    group, created_ns = str(entry["process_group"][0]), int(entry["time_created_ns"])
+    for act in reversed(acts):
+        if act.group == group and act.created_ns <= created_ns:
+            is_inside = not act.issued_ns or created_ns <= act.issued_ns
+            return act if is_inside else None
+    return None
 
 
 def _num_under_way() -> int:
-    return sum(not _is_over(entry) for entry in _flight_record().get("entries", []))
+    return sum(not _is_over(entry) for entry in _flight_record())
 
 
 def _is_over(entry: dict[str, Any]) -> bool:
@@ -359,7 +377,7 @@ def _act(act: Act) -> dict[str, Any]:
         "op": act.op,
         "group": act.group,
         "number": act.number,
-        "op_id": act.op_id,
+        "issued": bool(act.issued_ns),
         "channel": act.channel,
         "members": act.members,
         "inputs": act.inputs,
