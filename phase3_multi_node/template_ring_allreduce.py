@@ -77,8 +77,8 @@ def all_reduce(comm: Comm, tensor: Tensor, average: bool = False) -> None:
 
     Given: any shape, strides and dtype, any number of elements, including none.
 
-    C1 Every rank ends up with the sum in the tensor that was passed in, bit-for-bit the
-       same on all ranks.
+    C1 Every rank ends up with the sum in the tensor that was passed in, and the result
+       is bit-for-bit the same on all ranks.
     C2 With average=True, the result is the mean. `all_reduce` then raises ValueError
        for integer dtypes before it sends any message.
     C3 `all_reduce` takes 2(n - 1) steps. In each step, a rank sends one chunk to one
@@ -166,8 +166,8 @@ def pipelined_all_reduce(
     Given: `tensor` has one dimension, is contiguous, and has any number of elements,
     the same on all ranks. No message is longer than `segment_bytes`, or one element.
 
-    C1 Every rank ends up with the sum in the tensor that was passed in, bit-for-bit the
-       same on all ranks.
+    C1 Every rank ends up with the sum in the tensor that was passed in, and the result
+       is bit-for-bit the same on all ranks.
     C2 Until its wait() returns, the tensor of an isend is not written, and the tensor
        of an irecv is neither written nor read.
     C3 A rank sends no more bytes than it would with all_reduce.

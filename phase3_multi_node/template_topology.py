@@ -113,7 +113,8 @@ def hierarchical(levels: Levels, tensor: Tensor, all_reduce: AllReduce) -> None:
     a chunk over a group, in place, with the same bits on every rank of the group. Call
     it for the inter-node stage. tensor.view(-1).tensor_split(num_rails) gives the
     chunks, as views.
-    C1 Every rank ends up with the sum, bit-for-bit the same on all ranks.
+    C1 Every rank ends up with the sum, and the result is bit-for-bit the same on all
+       ranks.
     C2 The function works with nodes of different sizes, with nodes that have only one
        rank, and with a single node.
     C3 In the inter-node stage, which connects q nodes, a rank sends at most 2 (q - 1) /
@@ -159,8 +160,8 @@ def recursive_doubling(comm: Comm, tensor: Tensor) -> None:
     """Sum `tensor` over all ranks, in place, in few rounds. Let d = ⌊log2 n⌋.
 
     Given: `tensor` is contiguous, of any shape and dtype.
-    C1 Both functions leave every rank with the sum, bit-for-bit the same on all ranks,
-       for any n and any number of elements.
+    C1 For any n and any number of elements, both functions leave every rank with the
+       sum, and the result is bit-for-bit the same on all ranks.
     C2 recursive_doubling takes at most d = ⌊log2 n⌋ rounds with messages of S bytes,
        plus two more rounds if n is not 2^d.
     C3 With halving_doubling, each rank sends at most 2 d messages, plus one more if n

@@ -140,7 +140,7 @@ def _on_ranks(
         if len(shards) == config.world_size:
             line.clear()
             ordered = sorted(shards, key=lambda shard: shard.rank)
-            say(*shard_table(ordered, head="its places in the shuffled order"))
+            say(*shard_table(ordered, head="its positions in the shuffled order"))
 
     def on_moment(moment: Moment) -> None:
         if len(shards) == config.world_size:

@@ -91,12 +91,12 @@ def sim(
     ] = None,
     fake: Annotated[
         bool,
-        typer.Option(help="Of a script: tensors take no memory and aren't computed."),
+        typer.Option(help="For a script: don't store or compute any tensor values."),
     ] = False,
     play: Annotated[
         str,
         typer.Option(
-            help="With --fake: the ranks that run the script: 0,1,255 or all."
+            help="With --fake: which ranks run the script, such as 0,1,255 or all."
         ),
     ] = "",
 ) -> int:

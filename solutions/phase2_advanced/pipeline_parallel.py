@@ -177,8 +177,8 @@ def free(action: Action, kept: Kept, sends: Sends) -> None:
     `sends` holds every send for which we haven't waited, including that of `action`.
     Remove entries from both. At the end, execute waits for the remaining sends.
     C1 A rank waits only for messages that its next action needs. `free` waits for each
-       send that it removes, and it may wait for a send only if the receiver must
-       already have received it.
+       send that it removes, and it waits for no send unless the receiver must already
+       have received it.
     C2 After a microbatch's backward, its entry in `kept` and the send of its output are
        removed. All other entries stay.
     In torch.distributed: PipelineStage.fwd_cache; Megatron: deallocate_output_tensor
@@ -229,9 +229,9 @@ def interleaved(
        ValueError if m isn't divisible by n.
     C2 If every rank follows its schedule, the batch takes (m v + n - 1)(t_f + t_b) in
        total, so the bubble shrinks to 1/v of its size.
-    C3 On each rank, at most (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and
-       a chunk are in flight at any time. A pair is in flight from the start of its
-       forward to the end of its backward.
+    C3 A rank has at most (v - 1) n + 2 (n - 1 - rank) + 1 pairs of a microbatch and a
+       chunk in flight at any time. A pair is in flight from the start of its forward to
+       the end of its backward.
     In torch.distributed: torch.distributed.pipelining.ScheduleInterleaved1F1B
     Example: n = 2, v = 2, m = 2, rank 1 → F0 F1 F0' B0' F1' B1' B0 B1 (' is chunk 1)
     Cost: v times as many messages. Check: distlab check 2.21

@@ -32,9 +32,9 @@ from distlab.given.ddp_beside_torch import compare_with_torch
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Group tensors into buckets; their gradients come from the last to the first.
 
-    C1 Each tensor belongs to exactly one bucket, and the tensors are assigned in
-       reverse order. A bucket is complete once it has its lowest-numbered tensor, and
-       the buckets are listed in the order in which they become complete.
+    C1 Each tensor belongs to exactly one bucket, and the buckets are filled from the
+       last tensor to the first. A bucket is complete once it has its lowest-numbered
+       tensor, and the buckets are listed in the order in which they become complete.
     C2 A bucket holds at most bucket_bytes, unless it consists of a single tensor that
        is larger. A bucket ends only where the next tensor would no longer fit into it.
     C3 All tensors in a bucket have the same dtype and are on the same device.
