@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,4 +61,4 @@ def _begin(judge: Judge | None, c10d: Any) -> None:
         hook(kind, error, trace)
 
     sys.excepthook = note
-    threading.Thread(target=recorder.run, name="distlab", daemon=True).start()
+    recorder.start()

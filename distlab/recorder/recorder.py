@@ -32,6 +32,7 @@ LOOK_S = 0.1
 BEAT_S = 5.0
 KEPT = 48  # newest calls in a post, besides those under way
 FAILED = 1
+_ENDING_S = 5.0
 _TOGETHER_S = 1.0
 _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
@@ -61,6 +62,7 @@ class Recorder:
         self.error = ""
         self._journal, self._store = journal, None
         self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
         self._last: object = None  # the signature of the last look
         self._posted: object = None  # that of the last post of a rank that stood still
         self._ticks: dict[int, tuple[str, str]] = {}
@@ -68,7 +70,13 @@ class Recorder:
         self._verdict = threading.Event()
         self._torch = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Look from a thread of our own."""
+        run = self._run
+        self._thread = threading.Thread(target=run, name="distlab", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
         """Look until the process ends or its store is gone."""
         self._journal.exempt.add(threading.get_ident())
         with contextlib.suppress(Exception):  # the store's: then nobody reads us
@@ -118,8 +126,14 @@ class Recorder:
         return compare
 
     def finish(self) -> None:
-        """Post that this rank ends: called at the exit of the interpreter."""
+        """Post that this rank ends: called at the exit of the interpreter.
+
+        We wait for our thread, because Python kills daemon threads in a way that C++
+        code can't stand: https://docs.python.org/3/library/threading.html
+        """
         self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(_ENDING_S)
         if self._store is not None and self._journal.active:
             with contextlib.suppress(Exception):
                 self._post("failed" if self.error else "ended", [])
