@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.runner import RunnerError
@@ -148,6 +150,8 @@ def process_state() -> list[Any]:
         *(list(getattr(backend, table)) for table in tables),
         dict(backend.default_device_backend_map),
         hasattr(backend, "DISTLAB_SIM"),
+        vars(ShardingPropagator)["_propagate_tensor_meta_non_cached"],
+        vars(_fsdp_param)["_chunk_with_empty"],
     ]
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn import Parameter
 from torch.utils.flop_counter import flop_registry
 
+from distlab.sim.torch.modes import RankMode
 from distlab.sim.torch.rank import Rank
 from distlab.sim.torch.storages import on_cpu
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_FORMULAS: dict[int, Any] = {}  # by the operator's id: to hash one takes Python
 
 
-class ChargeFlops(TorchDispatchMode):
+class ChargeFlops(RankMode):
     """While it is active, every operator of this thread is charged to its rank."""
 
     def __init__(self, rank: Rank) -> None:
@@ -33,21 +35,25 @@ class ChargeFlops(TorchDispatchMode):
     ) -> Any:
         """Run it; a tensor that is made of others charges for what it does to those."""
         kwargs = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            return func(*args, **kwargs)  # torch only asks itself for a shape
-        if any(kind not in _PLAIN for kind in types):
-            return NotImplemented
+        for kind in types:
+            if kind is not Tensor and kind is not Parameter:
+                if issubclass(kind, FakeTensor):
+                    return func(*args, **kwargs)  # torch only asks itself for a shape
+                return NotImplemented
         if self._pretends and "device" in kwargs:
             kwargs = {**kwargs, "device": on_cpu(kwargs["device"])}
             kwargs.pop("pin_memory", None)
-        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+        key = id(func)
+        if key not in _FORMULAS:
+            _FORMULAS[key] = flop_registry.get(getattr(func, "_overloadpacket", None))
+        formula = _FORMULAS[key]
         if formula is not None:
             out = func(*args, **kwargs)
             if not _is_shape_only(out):
                 self._charge(formula(*args, **kwargs, out_val=out))
                 self._note(out)
             return out
-        if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
+        if _is_inference_mode() and hasattr(func, "decompose"):
             with self:  # there, nobody else has taken it apart
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -55,6 +61,9 @@ class ChargeFlops(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._note(out)
         return out
+
+
+_is_inference_mode = torch.is_inference_mode_enabled
 
 
 def _is_shape_only(out: Any) -> bool:

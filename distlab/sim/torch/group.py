@@ -79,8 +79,7 @@ class SimProcessGroup(Transfers):
         (input,), (into,) = inputs, outputs
         gathered = input.new_empty(input.numel() * self.size())
         call = self.join(("all_gather", None), input, gathered)
-        chunks = gathered.chunk(self.size()) if input.numel() else ()
-        return self.work([call], into, partial(copy_all, chunks, into))
+        return self.work([call], into, partial(self.hand_out, gathered, into))
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None

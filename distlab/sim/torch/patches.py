@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 
+from distlab.sim.torch import shortcuts
 from distlab.sim.torch.group import SimProcessGroup
 from distlab.sim.torch.rank import here, subgroup
 from distlab.sim.torch.store import SimStore
@@ -52,6 +53,7 @@ def installed() -> Iterator[None]:
         dist.Backend.register_backend(
             BACKEND, _make_group, extended_api=True, devices=["cpu"]
         )
+        stack.enter_context(shortcuts.taken())
         with FakeTensorMode():
             pass  # torch 2.11 built for CUDA crashes if its first one is in a thread
         c10d._world = _Worlds(c10d._world)

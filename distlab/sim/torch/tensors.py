@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distlab.comm import SUM, ReduceOp
+from distlab.sim.messages import move
 
 _OPS = {op.name: op for op in ReduceOp}
 
@@ -62,3 +63,24 @@ def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy each into its target, out of autograd's sight."""
     for source, target in zip(sources, targets, strict=False):
         target.detach().copy_(source.view_as(target))
+
+
+def hand_out(row: Tensor, targets: Sequence[Tensor]) -> None:
+    """Copy equal parts of a row of memory into the targets, one after the other.
+
+    With a thousand ranks each has a thousand targets: there an operator is too much.
+    """
+    if not targets or not row.numel():
+        return
+    at, num_bytes = row.data_ptr(), row.nbytes // len(targets)
+    if any(
+        target.dtype is not row.dtype
+        or target.nbytes != num_bytes
+        or not target.is_contiguous()
+        for target in targets
+    ):
+        copy_all(row.chunk(len(targets)), targets)
+        return
+    for target in targets:
+        move(target.data_ptr(), at, num_bytes)
+        at += num_bytes

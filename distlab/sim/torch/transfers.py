@@ -19,7 +19,7 @@ from distlab.sim.kernel import Flight
 from distlab.sim.payload import Sized
 from distlab.sim.torch.rank import Rank, innermost, post
 from distlab.sim.torch.shared_store import Contribution
-from distlab.sim.torch.tensors import flat, flat_or_none
+from distlab.sim.torch.tensors import flat, flat_or_none, hand_out
 from distlab.sim.torch.work import TorchWork, Underway
 
 OWN_TAG = 1 << 30  # of messages that a collective is made of
@@ -163,6 +163,15 @@ class Transfers(_Base):  # type: ignore[misc]
 
         self._rank.settle()
         return post(self._comm, call, start)
+
+    def hand_out(self, row: Tensor, targets: Sequence[Tensor]) -> None:
+        """Copy equal parts of what has been gathered into the targets."""
+        fake = self._rank.fake
+        if fake is None or not fake.fakes.is_unknown(row):
+            hand_out(row, targets)
+        else:
+            for target in targets:
+                fake.fakes.forget(target)
 
     def _require_played(self, op: str, peer: int) -> None:
         """Refuse a message to or from a rank that only follows another one.

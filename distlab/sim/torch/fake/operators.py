@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from distlab.sim.torch.fake.account import ACTIVATIONS, OPTIMIZER, OTHER, Account
 from distlab.sim.torch.fake.plans import Plan, aten, plan_of
 from distlab.sim.torch.fake.tensors import FakeTensors
 from distlab.sim.torch.fake.unknown import refuse
+from distlab.sim.torch.modes import RankMode
 from distlab.sim.torch.storages import on_cpu
 
 _KNOWN_ELEMENTS = 1 << 16  # of results that are computed, if all they need is known
@@ -41,7 +41,7 @@ class Answer:
         self.num_elements = sum(_elements(outs))
 
 
-class FakeCompute(TorchDispatchMode):
+class FakeCompute(RankMode):
     """While it is active, the operators of this thread are carried out so."""
 
     def __init__(

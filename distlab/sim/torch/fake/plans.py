@@ -47,14 +47,14 @@ class Plan:
     key: Any = None
 
 
-_PLANS: dict[Any, Plan] = {}
+_PLANS: dict[int, Plan] = {}  # by the operator's id: to hash one takes Python
 
 
 def plan_of(func: Any) -> Plan:
     """The plan of an operator; they are made once."""
-    plan = _PLANS.get(func)
+    plan = _PLANS.get(id(func))
     if plan is None:
-        plan = _PLANS[func] = _made(func)
+        plan = _PLANS[id(func)] = _made(func)
     return plan
 
 
