@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distlab.flight.live import Finding, Post, Quiet
+from distlab.flight.hang import Hang, find_hang
+from distlab.flight.live import Finding, Post, Quiet, records_of
 from distlab.flight.page import Line, as_json, page, table
 from distlab.flight.watch import Told
 from distlab.runner.autopsy import place
@@ -109,10 +110,20 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quiet_sentence(quiet: Quiet) -> str:
-    return (
-        f"no rank has made a call for {quiet.seconds:.0f} s. This proves no hang; here "
-        "is where every rank is"
-    )
+    text = f"no rank has made a call for {quiet.seconds:.0f} s. This proves no hang"
+    hang = _disagreement(quiet)
+    if hang is not None:
+        return f"{text}, but their records disagree: {hang.sentence}"
+    return f"{text}; here is where every rank is"
+
+
+def _disagreement(quiet: Quiet) -> Hang | None:
+    """What the calls under way differ in, although their ranks may still move."""
+    records = records_of(quiet.posts, quiet.world_size)
+    if len(records.dumps) < quiet.world_size:
+        return None
+    hang = find_hang(records)
+    return hang if hang.kind in ("mismatch", "absent", "circle") else None
 
 
 def _of_quiet(quiet: Quiet) -> list[Line]:

@@ -234,7 +234,7 @@ class Recorder:
             "beat_s": BEAT_S,
             "moved_at_s": time.time() - (self._beat_s - self._moved_s),
         }
-        if state != "moves":
+        if state != "moves" or self._beat_s - self._moved_s > BEAT_S:
             post |= {
                 "dump": self._dump(),  # which numbers the calls
                 "sends": _channels(journal.sends),
