@@ -84,7 +84,12 @@ def find(
 
 def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
     """Return the posts of ranks that stand still or have ended, as dumps."""
-    dumps = {rank: _dump(post) for rank, post in posts.items() if "dump" in post}
+    groups: dict[str, Any] = {}  # a rank that has destroyed one forgets its members
+    for post in posts.values():
+        groups |= post["dump"]["pg_config"] if "dump" in post else {}
+    dumps = {
+        rank: _dump(post, groups) for rank, post in posts.items() if "dump" in post
+    }
     names = {key: name for dump in dumps.values() for key, name in dump.names.items()}
     return Records(
         dict(sorted(dumps.items())),
@@ -125,9 +130,10 @@ def holds_back(post: Post) -> bool:
 # ── posts as dumps ──────────────────────────────────────────────────────────────────
 
 
-def _dump(post: Post) -> Dump:
+def _dump(post: Post, groups: Mapping[str, Any]) -> Dump:
     rank = int(post["rank"])
-    dump = dump_of(Path(f"rank_{rank}"), rank, post["dump"])
+    value = {**post["dump"], "pg_config": {**groups, **post["dump"]["pg_config"]}}
+    dump = dump_of(Path(f"rank_{rank}"), rank, value)
     calls = list(dump.calls)
     calls += [_of_act(rank, act) for act in _meetings(post)]
     for log in (*post["sends"], *post["recvs"]):

@@ -139,7 +139,7 @@ class Journal:
         self._wrap(work, "wait", self._wait, self._waited)
         for name in ("get", "wait", "multi_get"):
             self._wrap(store, name, functools.partial(self._of_store, name), _ended)
-        self._wrap(c10d, "_new_group_with_tag", self._new_group, _ended)
+        self._wrap(c10d, "_new_group_with_tag", self._new_group, self._grouped)
         self._wrap(c10d, "init_process_group", self._init, self._met)
 
     def _wrap(
@@ -297,7 +297,12 @@ class Journal:
 
     def _met(self, act: Act, *_: Any) -> None:
         act.done = True
+        self.learn_groups()
         self.after_init()
+
+    def _grouped(self, act: Act, *_: Any) -> None:
+        act.done = True
+        self.learn_groups()  # torch forgets a group when it is destroyed
 
     def after_init(self) -> None:
         """Do whatever needs the job's store; see `attach`."""
