@@ -111,6 +111,7 @@ notebooks: .venv/.ready  ## run the walkthroughs and compare their output with b
 bench: .venv/.ready  ## run all benchmarks, ideally on a quiet machine
 	@$(PY) -m distlab bench verdict
 	@$(PY) -m distlab bench hang
+	@$(PY) -m distlab bench autopsy
 	@$(PY) -m distlab bench sim
 	@$(PY) -m distlab bench pipeline
 	@$(PY) -m distlab bench allreduce

@@ -1,0 +1,180 @@
+"""The scripts that hang, in torch's own words.
+
+torchrun with all that torch has for a hang on the CPU: TORCH_DISTRIBUTED_DEBUG=DETAIL,
+the flight recorder, and a timeout that we shorten from 30 minutes to ten seconds. Each
+rank dumps its flight recorder every second, and `fr_trace` reads the last dumps.
+
+Run as a module, this file is that rank: it shortens the timeout and runs the script.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks._autopsy_corpus import Script  # noqa: E402
+from benchmarks._autopsy_runs import run  # noqa: E402
+
+TIMEOUT_S = 10
+_LIMIT_S = 40.0
+_DUMP_EVERY_S = 1.0
+Line = dict[str, Any]
+
+# The first that matches is what torch said.
+_SAYINGS = (
+    ("mismatch", re.compile(r"Detected mismatch between collectives")),
+    ("monitored", re.compile(r"failed to pass monitoredBarrier")),
+    ("same model", re.compile(r"DDP expects same model|verify_params")),
+    ("gloo", re.compile(r"enforce fail at|EnforceNotMet")),
+    ("closed", re.compile(r"Connection closed by peer|Connection reset")),
+    ("timeout", re.compile(r"Timed out waiting|timeout|Timeout")),
+)
+_RANKS = re.compile(r"\b[Rr]anks? (\d+(?:, \d+)*)")
+_FRAME = re.compile(r'\[rank(\d+)\]:\s+File "([^"]+)", line (\d+)')
+
+
+def in_torchs_words(hangs: Sequence[Script], *, jobs: int = 1) -> list[Line]:
+    """Run every script under torchrun; one line each."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(_one, hangs))
+
+
+def _one(script: Script) -> Line:
+    with tempfile.TemporaryDirectory(prefix="distlab-autopsy-") as name:
+        folder = Path(name)
+        dumps = folder / "dumps"
+        dumps.mkdir()
+        ended = run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(script.world_size), str(Path(__file__))),
+                *(str(dumps), str(script.path)),
+            ],
+            folder,
+            _LIMIT_S,
+            TORCH_DISTRIBUTED_DEBUG="DETAIL",
+            TORCH_FR_BUFFER_SIZE="2000",
+        )
+        said = _saying(ended.output)
+        return {
+            "id": script.name,
+            "kind": script.kind,
+            "seconds": round(ended.seconds, 1),
+            "said": said if ended.exit_code is not None else said or "nothing",
+            "ranks_named": _ranks_named(script, said, ended.output),
+            "lines_named": _lines_named(script, ended.output),
+            "fr_trace": _fr_trace(folder, dumps),
+        }
+
+
+def _saying(output: str) -> str:
+    return next((name for name, saying in _SAYINGS if saying.search(output)), "")
+
+
+def _ranks_named(script: Script, said: str, output: str) -> bool:
+    """Whether the sentence that torch printed has the guilty ranks."""
+    if said not in ("mismatch", "monitored", "same model"):
+        return False
+    pattern = dict(_SAYINGS)[said]
+    sentences = [line for line in output.splitlines() if pattern.search(line)]
+    found = {
+        int(rank)
+        for sentence in sentences
+        for ranks in _RANKS.findall(sentence)
+        for rank in ranks.split(", ")
+    }
+    return script.guilty <= found
+
+
+def _lines_named(script: Script, output: str) -> bool:
+    """Whether the tracebacks have a marked line of every guilty rank."""
+    frames = {
+        (int(rank), int(line))
+        for rank, path, line in _FRAME.findall(output)
+        if path == str(script.path)
+    }
+    return all(
+        any((rank, mark.line) in frames for mark in script.marks_of(rank))
+        for rank in script.guilty
+    )
+
+
+def _fr_trace(folder: Path, dumps: Path) -> str:
+    """What `fr_trace` makes of the dumps: `mismatch`, `nothing`, or `fails`."""
+    module = "torch.distributed.flight_recorder.fr_trace"
+    command = [sys.executable, "-m", module, str(dumps), "-p", "rank_"]
+    ended = run(command, folder, _LIMIT_S)
+    if ended.exit_code != 0:
+        return "fails"
+    hit = re.search(r"mismatch|Culprit|not joined|missing ranks", ended.output, re.I)
+    return "mismatch" if hit else "nothing"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """The lines as text, and the totals under them."""
+    rows = [
+        f"{line['id']:<42} {line['said']:<10} {line['seconds']:>5.1f} s  "
+        f"ranks {_yes(line['ranks_named'])}  lines {_yes(line['lines_named'])}  "
+        f"fr_trace {line['fr_trace']}"
+        for line in lines
+    ]
+    both = sum(line["ranks_named"] and line["lines_named"] for line in lines)
+    said = Counter(line["said"] for line in lines)
+    traced = Counter(line["fr_trace"] for line in lines)
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"ranks and lines named  {both} of {len(lines)}",
+            f"said                   {dict(said.most_common())}",
+            f"fr_trace               {dict(traced.most_common())}",
+        ]
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no "
+
+
+# ── a rank ──────────────────────────────────────────────────────────────────────────
+
+
+def _rank(dumps: Path, path: str) -> None:
+    import os
+
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d.default_pg_timeout = timedelta(seconds=TIMEOUT_S)
+    file = dumps / f"rank_{os.environ['RANK']}"
+    threading.Thread(target=_dump_now_and_then, args=(file,), daemon=True).start()
+    sys.argv = [path]
+    sys.path[0] = str(Path(path).parent)
+    runpy.run_path(path, run_name="__main__")
+
+
+def _dump_now_and_then(file: Path) -> None:
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+    while True:
+        time.sleep(_DUMP_EVERY_S)
+        fresh = file.with_suffix(".fresh")
+        fresh.write_bytes(_dump_fr_trace())
+        fresh.replace(file)
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]), sys.argv[2])
