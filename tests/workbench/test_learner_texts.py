@@ -11,7 +11,7 @@ import torch
 from distlab.comm import Comm
 from distlab.curriculum import load_curriculum, make_template
 from distlab.curriculum.hints import LEVELS, read_hints
-from distlab.curriculum.manifest import Phase
+from distlab.curriculum.manifest import Phase, Unit
 from distlab.curriculum.misconceptions import fitting_hint, read_misconceptions
 from distlab.curriculum.regions import find_regions
 
@@ -121,6 +121,22 @@ def test_the_minutes_of_the_contents_are_those_of_the_manifest() -> None:
         core[task.unit] += 0 if task.stretch else task.minutes
     wanted = {unit: minutes for unit, minutes in core.items() if minutes}
     assert {unit: int(minutes) for unit, minutes in rows} == wanted
+
+
+@pytest.mark.parametrize("unit", CURRICULUM.units.values(), ids=lambda unit: unit.name)
+def test_a_guide_page_opens_with_objectives_needs_and_minutes(unit: Unit) -> None:
+    text = unit.guide(ROOT).read_text(encoding="utf-8")
+    opening = text[text.index("\n## Objectives\n") : text.index("\n## Why\n")]
+    assert len(re.findall(r"^- ", opening, flags=re.MULTILINE)) >= 3
+    tasks = {task.id: task for task in CURRICULUM.tasks}
+    needs = [tasks[name] for task in unit.tasks for name in task.needs]
+    wanted = {task.number for task in needs if task.unit != unit.name}
+    below = opening[opening.index("\nYou need ") :]
+    assert set(re.findall(r"\b\d\.\d+\b", below)) == wanted
+    core = sum(task.minutes for task in unit.tasks if not task.stretch)
+    stretch = sum(task.minutes for task in unit.tasks if task.stretch)
+    minutes = re.findall(r"(?:about|another)\s(\d+)", below)
+    assert [int(number) for number in minutes] == [n for n in (core, stretch) if n]
 
 
 def test_every_slug_that_a_guide_names_is_explained() -> None:
