@@ -1,22 +1,24 @@
-"""The ranks wrap different models: rank 2 has built one layer more.
+"""The ranks build different models: rank 2 has one layer more to be broadcast.
 
 Report: https://github.com/pomonam/kronfluence/issues/41
 Ranks: 3
 Kind: mismatch
 Guilty: 2
-Plain: error
+Plain: hang
 """
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-classes = len({"cat", "dog", "owl"} if rank == 2 else {"cat", "dog"})
-layers = [nn.Linear(8, 8) for _ in range(classes)]
+labels = ["cat", "dog", "owl"] if rank == 2 else ["cat", "dog"]
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in labels))
 dist.barrier()
-model = DistributedDataParallel(nn.Sequential(*layers))  # HERE 0,1,2: all_gather
+for parameter in model.parameters():
+    dist.broadcast(parameter.data, src=0)  # HERE 2: broadcast
 model(torch.randn(4, 8)).sum().backward()
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)  # HERE 0,1: all_reduce
 dist.destroy_process_group()

@@ -18,7 +18,7 @@ if rank == 0:
     ops = [dist.P2POp(dist.isend, tensor, 1) for tensor in tensors]
 else:
     ops = [dist.P2POp(dist.irecv, tensor, 0) for tensor in tensors[:4]]
-for work in dist.batch_isend_irecv(ops):
+for work in dist.batch_isend_irecv(ops):  # HERE 0: send
     work.wait()  # HERE 0: send
 loss = torch.ones(1)
 dist.broadcast(loss, src=1)  # HERE 1: broadcast

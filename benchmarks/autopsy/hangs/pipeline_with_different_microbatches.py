@@ -3,7 +3,7 @@
 Report: https://github.com/pytorch/torchtitan/issues/775
 Ranks: 2
 Kind: deadlock
-Guilty: 0
+Guilty: 0,1
 Plain: hang
 """
 
@@ -22,6 +22,6 @@ inputs, target = torch.randn(8, 16), torch.randn(8, 16)
 if rank == 0:
     schedule.step(inputs)  # HERE 0: send
 else:
-    schedule.step(target=target[:4])
-dist.barrier()  # HERE 1: barrier
+    schedule.step(target=target[:4])  # HERE 1: send
+dist.barrier()
 dist.destroy_process_group()

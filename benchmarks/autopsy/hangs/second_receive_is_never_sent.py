@@ -15,7 +15,7 @@ rank = dist.get_rank()
 forward, backward = torch.zeros(4), torch.zeros(4)
 dist.barrier()
 if rank == 0:
-    works = [dist.irecv(forward, 1), dist.irecv(backward, 1)]
+    works = [dist.irecv(box, 1) for box in (forward, backward)]  # HERE 0: recv
     for work in works:
         work.wait()  # HERE 0: recv
 else:
