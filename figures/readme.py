@@ -1,15 +1,20 @@
-"""The two pictures of the README, from runs made here; `python -m figures.readme`.
+"""The pictures of the README, from runs made here; `python -m figures.readme`.
 
 Nothing in them is typed by hand: the autopsy is the grader's verdict on a wrong
-`ring_shift`, the timeline is the journal of four ranks of which one leaves early.
+`ring_shift`, the report is what `distlab run` prints about a script that hangs, and the
+timeline is the journal of four ranks of which one leaves early.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import torch
@@ -33,6 +38,24 @@ _WRONG = """\
     n = comm.world_size
     comm.send(outgoing, (comm.rank + 1) % n)
     comm.recv(incoming, (comm.rank - 1) % n)
+"""
+_TRAIN = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(100):
+    loss = model(torch.randn(16, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0 and step % 10 == 9:
+        torch.save(model.module.state_dict(), "model.pt")
+        dist.barrier()
 """
 _INKS = {
     "pass": COMPLETE_TEXT,
@@ -63,14 +86,56 @@ def hang(cluster: Cluster) -> str:
         lines = [
             (s, re.sub(r" +\d+\.\d\d s$", "", t)) for s, t in lines_of(report.tasks[0])
         ]
+    title = "distlab check on a ring of sends"
+    return _terminal("hang", 760, title, "$ distlab check 1.2", lines)
+
+
+def report() -> str:
+    """What `distlab run` prints about a script whose rank 0 waits alone."""
+    command = [sys.executable, "-m", "distlab", "run", "-n", "4", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(_TRAIN)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    told = [
+        line.removeprefix("[distlab]").removeprefix(" ")
+        for line in done.stderr.splitlines()
+        if line.startswith("[distlab]")
+    ]
+    assert done.returncode == 1, done.stderr
+    lines = []
+    for number, line in enumerate(told):
+        style = (
+            "fail" if number == 0 else "dim" if line.startswith("rank ") else "plain"
+        )
+        rows = (
+            [line] if line.startswith(("rank ", *"0123")) else textwrap.wrap(line, 92)
+        )
+        lines += [(style, row) for row in rows or [""]]
+    title = "distlab run on a script that hangs"
+    return _terminal("report", 800, title, "$ distlab run -n 4 train.py", lines)
+
+
+def _terminal(
+    name: str, width: int, title: str, command: str, lines: list[tuple[str, str]]
+) -> str:
+    """A command and the lines that it prints."""
     c = Canvas(
-        "hang",
-        760,
+        name,
+        width,
         46 + 22 * len(lines),
-        title="distlab check on a ring of sends",
+        title=title,
         desc=" ".join(" ".join(text.split()) for _, text in lines),
     )
-    c.text(20, 26, "$ distlab check 1.2", size=13, anchor="start", mono=True)
+    c.text(20, 26, command, size=13, anchor="start", mono=True)
     for row, (style, text) in enumerate(lines):
         indent = len(text) - len(text.lstrip())
         spaced = text.strip().replace(" ", "\u00a0")  # SVG folds runs of spaces
@@ -98,7 +163,11 @@ def timeline(cluster: Cluster) -> str:
 def figures() -> dict[str, str]:
     """File name → picture."""
     with Cluster() as cluster:
-        return {"hang.svg": hang(cluster), "timeline.svg": timeline(cluster)}
+        return {
+            "hang.svg": hang(cluster),
+            "report.svg": report(),
+            "timeline.svg": timeline(cluster),
+        }
 
 
 if __name__ == "__main__":
