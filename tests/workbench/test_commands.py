@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from distlab.cli.app import app
+from distlab.cli.script_args import script_of
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.torch_errors import find_torch_errors, read_torch_errors
@@ -81,6 +82,9 @@ def expect_typeable(command: str) -> None:
                 assert (ROOT / path).is_file(), path
 
 
+FOR_SCRIPTS = ("sim", "audit")
+
+
 @functools.cache
 def _group() -> TyperGroup:
     group = get_command(app)
@@ -97,8 +101,10 @@ def _expect_verb(arguments: list[str]) -> None:
     assert verb is not None
     if not rest:  # the verb's name, in a sentence about it
         return
-    given = verb.make_context(name, list(rest), parent=context).params
-    _expect_names(str(name), given)
+    made = verb.make_context(name, list(rest), parent=context)
+    if name in FOR_SCRIPTS and script_of(made) is not None:
+        return  # the reader's own script
+    _expect_names(str(name), made.params)
 
 
 def _expect_names(verb: str, given: dict[str, object]) -> None:
