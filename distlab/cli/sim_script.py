@@ -40,6 +40,7 @@ def sim_script(
     play: str = "",
     html: str = "",
     perfetto: str = "",
+    chakra: str = "",
     open_it: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -54,6 +55,7 @@ def sim_script(
     from distlab.sim.net.spec import parse_faults, parse_net
     from distlab.sim.torch.rank import Rank
     from distlab.sim.torch.script import run_script
+    from distlab.trace import to_chakra
 
     if device not in ("cuda", "cpu"):
         raise ValueError(f"--device is {device}; choose cuda or cpu")
@@ -96,6 +98,9 @@ def sim_script(
         "simulated_in_s": round(time.perf_counter() - started, 3),
     }
     pages = _written(done, row, html, perfetto, open_it=open_it)
+    if chakra:
+        to_chakra(done, chakra)
+        pages["chakra"] = chakra
     if as_json:
         show_json({**row, **pages})
     else:
@@ -294,16 +299,18 @@ def _collectives(row: Row) -> list[tuple[str, str]]:
     """A table of what was called, per rank."""
     if not row["collectives"]:
         return [_line("calls", "none of torch.distributed")]
-    head = f"  {'per rank':<22}{'calls':>7}{'bytes':>11}{'under way':>12}"
-    lines = [("dim", f"{head}{'exposed':>11}{'of it late':>12}")]
+    head = f"  {'per rank':<28}{'calls':>6}{'bytes':>10}{'under way':>11}"
+    lines = [("dim", f"{head}{'exposed':>11}{'of it late':>11}")]
     for kind in row["collectives"]:
-        name = kind["op"] + ("" if kind["group"] == "world" else f" ({kind['group']})")
+        name = kind["op"]
+        if kind["group_size"] < row["world_size"]:
+            name += f" ({kind['group_size']}, step {kind['group_stride']})"
         times = (kind["under_way_s"], kind["exposed_s"], kind["late_s"])
         under_way, exposed, late = (
             "–" if seconds is None else time_words(seconds) for seconds in times
         )
-        text = f"  {name[:22]:<22}{kind['calls']:>7,}{size_words(kind['bytes']):>11}"
-        lines.append(("plain", f"{text}{under_way:>12}{exposed:>11}{late:>12}"))
+        text = f"  {name[:28]:<28}{kind['calls']:>6,}{size_words(kind['bytes']):>10}"
+        lines.append(("plain", f"{text}{under_way:>11}{exposed:>11}{late:>11}"))
     return lines
 
 

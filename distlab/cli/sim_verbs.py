@@ -58,6 +58,10 @@ def sim(
     perfetto: Annotated[
         str, typer.Option(help="Write a Chrome trace to this file.")
     ] = "",
+    chakra: Annotated[
+        str,
+        typer.Option(help="For a script: write Chakra traces, one per rank, here."),
+    ] = "",
     beside: Annotated[
         bool,
         typer.Option("--beside", help="Show the reference's run below your own."),
@@ -127,6 +131,7 @@ def sim(
             play=play,
             html=html,
             perfetto=perfetto,
+            chakra=chakra,
             open_it=open_it,
             as_json=as_json,
         )

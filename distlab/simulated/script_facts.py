@@ -12,9 +12,10 @@ and what it computes between `post` and `wait` is hidden behind it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from distlab.comm import Event
@@ -103,36 +104,60 @@ def _calls(rank: int, record: Any) -> Iterator[_Done]:
     yield from calls.values()
 
 
+_Layout = tuple[int, int]
+"""A group's size, and the distance between its ranks; 0 if they differ."""
+
+
 def _by_kind(calls: Iterable[_Done], world_size: int) -> Iterator[Facts]:
-    """A row for each operation of each group, the one that is waited for most first."""
-    kinds: dict[tuple[str, str], list[_Done]] = defaultdict(list)
+    """A row for each operation of groups of a kind, the most exposed one first.
+
+    A mesh makes many groups of a kind, such as the 128 that shard over 2 neighbors: of
+    those a row has the mean.
+    """
+    kinds: dict[tuple[str, _Layout], dict[str, list[_Done]]] = defaultdict(dict)
     for call in calls:
-        if call.call["op"] != "new_group":
-            kinds[call.call["op"], call.call["group"]].append(call)
-    rows = [_row(op, group, found, world_size) for (op, group), found in kinds.items()]
+        op, group = call.call["op"], call.call["group"]
+        if op != "new_group":
+            layout = _layout(call.call["members"])
+            kinds[op, layout].setdefault(group, []).append(call)
+    rows = [_row(op, layout, groups) for (op, layout), groups in kinds.items()]
     yield from sorted(rows, key=lambda row: -row["exposed_s"])
 
 
-def _row(op: str, group: str, calls: list[_Done], world_size: int) -> Facts:
+def _layout(members: list[int]) -> _Layout:
+    steps = {b - a for a, b in pairwise(members[:3])}
+    return len(members), steps.pop() if len(steps) == 1 else 0
+
+
+def _row(op: str, layout: _Layout, groups: dict[str, list[_Done]]) -> Facts:
+    calls = [call for members in groups.values() for call in members]
+    by_rank = Counter(call.rank for call in calls)
+    met = [meeting for members in groups.values() for meeting in _meetings(members)]
+    n, collective = len(by_rank), op not in _MESSAGES
+    return {
+        "op": op,
+        "ranks": n,
+        "group_size": layout[0],
+        "group_stride": layout[1],
+        "calls": max(by_rank.values()),
+        "bytes": sum(call.call.get("bytes") or 0 for call in calls) // n,
+        "under_way_s": layout[0] * sum(map(_under_way_s, met)) / n
+        if collective
+        else None,
+        "exposed_s": sum(call.exposed_s for call in calls) / n,
+        "late_s": sum(map(_late_s, met)) / n if collective else None,
+    }
+
+
+def _meetings(calls: list[_Done]) -> list[list[_Done]]:
+    """The calls of a group's members that belong together."""
     by_rank: dict[int, list[_Done]] = defaultdict(list)
     for call in calls:
         by_rank[call.rank].append(call)
-    meetings = [
+    return [
         [mine[k] for mine in by_rank.values() if k < len(mine)]
         for k in range(max(map(len, by_rank.values())))
     ]
-    collective = op not in _MESSAGES
-    under_way = sum(map(_under_way_s, meetings)) if collective else None
-    return {
-        "op": op,
-        "group": group,
-        "ranks": len(by_rank),
-        "calls": max(map(len, by_rank.values())),
-        "bytes": sum(call.call.get("bytes") or 0 for call in calls) // len(by_rank),
-        "under_way_s": under_way,
-        "exposed_s": sum(call.exposed_s for call in calls) / len(by_rank),
-        "late_s": sum(map(_late_s, meetings)) / len(by_rank) if collective else None,
-    }
 
 
 def _under_way_s(meeting: list[_Done]) -> float:

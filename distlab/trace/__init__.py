@@ -1,5 +1,6 @@
 """A run as a picture: who talked to whom, who waits, and for whom."""
 
+from distlab.trace.chakra import to_chakra
 from distlab.trace.critical_path import Segment, critical_path
 from distlab.trace.journals import trace_of
 from distlab.trace.layout import Arrow, Bar, Schedule, schedule
@@ -23,6 +24,7 @@ __all__ = [
     "draw_timeline",
     "page",
     "schedule",
+    "to_chakra",
     "to_html",
     "to_perfetto",
     "trace_of",

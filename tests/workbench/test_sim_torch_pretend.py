@@ -19,6 +19,7 @@ GPU = """
 import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 local = int(os.environ["LOCAL_RANK"])
@@ -58,6 +59,15 @@ with torch.no_grad():
 assert copy["0.weight"].abs().sum() > 0
 mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
 assert mesh["shard"].size() == 2
+torch.accelerator.device_index(local)
+sharded = FullyShardedDataParallel(nn.Linear(8, 8).to(local), device_id=local)
+sharded(torch.ones(2, 8).to(local)).sum().backward()
+
+@torch.jit.script
+def scripted(x: torch.Tensor):
+    return x + torch.tensor(1.0)
+
+assert scripted(torch.zeros(1)) == 1
 dist.barrier(device_ids=[local])
 if dist.get_rank() == 0:
     torch.save(copy, "weights.pt")
@@ -116,6 +126,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimRu
     return play
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_script_for_gpus_finds_one_on_each_rank(play: Callable[..., SimRun]) -> None:
     ranks: list[Rank] = []
     before = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]

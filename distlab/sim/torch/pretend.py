@@ -293,6 +293,7 @@ def _replace_streams(replaced: Replaced) -> None:
         ("device", SimDevice),
     ):
         replaced.put(_cuda, name, ours)
+    replaced.put(_accelerator, "device_index", SimDevice)
     replaced.put(_torch, "Stream", SimStream)
     replaced.put(_torch, "Event", SimEvent)
     replaced.put(_cuda, "ExternalStream", SimStream)
@@ -417,8 +418,14 @@ def _mesh(original: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _fsdp(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
-    kwargs.pop("device_id", None)
+    kwargs["device_id"] = torch.device("cpu")
     original(this, *args, **kwargs)
+
+
+def _module_to(original: Any, this: Any, *args: Any, **kwargs: Any) -> Any:
+    if args and not isinstance(args[0], torch.dtype):
+        args = (on_cpu(args[0]), *args[1:])
+    return _with_device(original, this, *args, **kwargs)
 
 
 def _loader(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
@@ -442,6 +449,8 @@ def _replace_classes(replaced: Replaced) -> None:
     replaced.for_ranks(
         torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
     )
+    replaced.with_original(torch.nn.Module, "to", _module_to)
+    replaced.with_original(torch.nn.Module, "to_empty", _with_device)
     for owner in (distributed_c10d, dist):
         replaced.with_original(owner, "init_process_group", _init_group)
     for owner in (device_mesh, dist):

@@ -6,7 +6,7 @@
                     ends; `os._exit` ends the rank
     breakpoint()    stops the world: all ranks wait while one of them is looked at
     threads         an asynchronous checkpoint is written where it is asked for
-    workers         a DataLoader has none if the ranks would have more than 64 in all
+    workers         a DataLoader has none if the ranks would have more than 16 in all
     compilers       `torch.compile` gives back what it got: a program that runs eagerly
 
 What cannot be done is refused in one sentence: more processes as ranks, sockets of its
@@ -36,7 +36,7 @@ from distlab.sim.torch.rank import Rank, here
 from distlab.sim.torch.replacing import Refused, Replaced
 from distlab.sim.torch.store import SimStore
 
-MAX_WORKERS = 64
+MAX_WORKERS = 16
 """DataLoader workers of all ranks together; each is a process of this machine."""
 _LOOK_S = 1e-7  # that a look at the clock takes: or else a loop would never end
 _torch: Any = torch

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch.jit._builtins import _find_builtin, _get_builtin_table, _register_builtin
+
 from distlab.sim.torch.rank import here
 
 _MISSING = object()
@@ -20,6 +22,7 @@ class Replaced:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+        self._scripted: list[Any] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, or make one that was not there."""
@@ -41,6 +44,10 @@ class Replaced:
             return which(*args, **kwargs)
 
         self.put(owner, name, either)
+        operator = _find_builtin(original)
+        if operator is not None:  # TorchScript knows operators by their functions
+            _register_builtin(either, operator)
+            self._scripted.append(either)
 
     def with_original(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
         """The same for `ours(original, *args)`."""
@@ -58,6 +65,8 @@ class Replaced:
 
     def undo(self) -> None:
         """Put everything back."""
+        while self._scripted:
+            _get_builtin_table().pop(id(self._scripted.pop()), None)
         while self._before:
             owner, name, value = self._before.pop()
             if value is _MISSING:
