@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,11 @@ def run(
     limit_s: float,
     *,
     until: Path | None = None,
-    **variables: str,
+    variables: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run a command for `limit_s` at most, or until a file exists; leave nothing."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    environment |= {"PYTHONPATH": str(ROOT), **variables}
+    environment |= {"PYTHONPATH": str(ROOT), **(variables or {})}
     started = time.monotonic()
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(

@@ -1,8 +1,9 @@
 """The scripts that hang, in torch's own words.
 
-torchrun with all that torch has for a hang on the CPU: TORCH_DISTRIBUTED_DEBUG=DETAIL,
-the flight recorder, and a timeout that we shorten from 30 minutes to ten seconds. Each
-rank dumps its flight recorder every second, and `fr_trace` reads the last dumps.
+torchrun with what torch has for a hang on the CPU, and a timeout that we shorten from
+30 minutes to ten seconds. Each script runs twice: once with TORCH_DISTRIBUTED_DEBUG set
+to DETAIL, and once with the flight recorder, which each rank dumps every second and at
+its end. `fr_trace` reads the last dumps.
 
 Run as a module, this file is that rank: it shortens the timeout and runs the script.
 """
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,10 @@ _SAYINGS = (
     ("monitored", re.compile(r"failed to pass monitoredBarrier")),
     ("same model", re.compile(r"DDP expects same model|verify_params")),
     ("gloo", re.compile(r"enforce fail at|EnforceNotMet")),
+    ("timeout", re.compile(r"Timed out waiting|[Tt]imeout")),
     ("closed", re.compile(r"Connection closed by peer|Connection reset")),
-    ("timeout", re.compile(r"Timed out waiting|timeout|Timeout")),
 )
+_TRACED = re.compile(r"Culprit rank|missing ranks: ")
 _RANKS = re.compile(r"\b[Rr]anks? (\d+(?:, \d+)*)")
 _FRAME = re.compile(r'\[rank(\d+)\]:\s+File "([^"]+)", line (\d+)')
 
@@ -54,31 +57,40 @@ def in_torchs_words(hangs: Sequence[Script], *, jobs: int = 1) -> list[Line]:
 
 
 def _one(script: Script) -> Line:
+    detail = _under_torchrun(script, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    recorded = _under_torchrun(script, TORCH_FR_BUFFER_SIZE="2000")
+    said = _saying(detail.output)
+    return {
+        "id": script.name,
+        "kind": script.kind,
+        "seconds": round(detail.seconds, 1),
+        "said": said or "nothing",
+        "ranks_named": _ranks_named(script, said, detail.output),
+        "lines_named": _lines_named(script, detail.output),
+        "fr_trace": recorded.traced,
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    output: str
+    seconds: float
+    traced: str
+
+
+def _under_torchrun(script: Script, **variables: str) -> _Run:
     with tempfile.TemporaryDirectory(prefix="distlab-autopsy-") as name:
         folder = Path(name)
         dumps = folder / "dumps"
         dumps.mkdir()
-        ended = run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(script.world_size), str(Path(__file__))),
-                *(str(dumps), str(script.path)),
-            ],
-            folder,
-            _LIMIT_S,
-            TORCH_DISTRIBUTED_DEBUG="DETAIL",
-            TORCH_FR_BUFFER_SIZE="2000",
-        )
-        said = _saying(ended.output)
-        return {
-            "id": script.name,
-            "kind": script.kind,
-            "seconds": round(ended.seconds, 1),
-            "said": said if ended.exit_code is not None else said or "nothing",
-            "ranks_named": _ranks_named(script, said, ended.output),
-            "lines_named": _lines_named(script, ended.output),
-            "fr_trace": _fr_trace(folder, dumps),
-        }
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(script.world_size), str(Path(__file__))),
+            *(str(dumps), str(script.path)),
+        ]
+        ended = run(command, folder, _LIMIT_S, variables=variables)
+        traced = _fr_trace(folder, dumps) if any(dumps.iterdir()) else "no dumps"
+        return _Run(ended.output, ended.seconds, traced)
 
 
 def _saying(output: str) -> str:
@@ -114,14 +126,13 @@ def _lines_named(script: Script, output: str) -> bool:
 
 
 def _fr_trace(folder: Path, dumps: Path) -> str:
-    """What `fr_trace` makes of the dumps: `mismatch`, `nothing`, or `fails`."""
+    """What `fr_trace` makes of the dumps: `errors`, `nothing`, or `fails`."""
     module = "torch.distributed.flight_recorder.fr_trace"
     command = [sys.executable, "-m", module, str(dumps), "-p", "rank_"]
     ended = run(command, folder, _LIMIT_S)
     if ended.exit_code != 0:
         return "fails"
-    hit = re.search(r"mismatch|Culprit|not joined|missing ranks", ended.output, re.I)
-    return "mismatch" if hit else "nothing"
+    return "errors" if _TRACED.search(ended.output) else "nothing"
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -160,20 +171,29 @@ def _rank(dumps: Path, path: str) -> None:
 
     distributed_c10d.default_pg_timeout = timedelta(seconds=TIMEOUT_S)
     file = dumps / f"rank_{os.environ['RANK']}"
-    threading.Thread(target=_dump_now_and_then, args=(file,), daemon=True).start()
+    if "TORCH_FR_BUFFER_SIZE" in os.environ:
+        threading.Thread(target=_dump_now_and_then, args=(file,), daemon=True).start()
     sys.argv = [path]
     sys.path[0] = str(Path(path).parent)
-    runpy.run_path(path, run_name="__main__")
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        if "TORCH_FR_BUFFER_SIZE" in os.environ:
+            _dump(file)
 
 
 def _dump_now_and_then(file: Path) -> None:
-    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-
     while True:
         time.sleep(_DUMP_EVERY_S)
-        fresh = file.with_suffix(".fresh")
-        fresh.write_bytes(_dump_fr_trace())
-        fresh.replace(file)
+        _dump(file)
+
+
+def _dump(file: Path) -> None:
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+    fresh = file.parent.parent / f"fresh_{file.name}_{threading.get_ident()}"
+    fresh.write_bytes(_dump_fr_trace())
+    fresh.replace(file)
 
 
 if __name__ == "__main__":
