@@ -18,5 +18,5 @@ if rank in (0, 1):
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(4), group=pair)
 everyone = dist.new_group([0, 1, 2])  # HERE 0,1,2: new_group
-dist.all_reduce(torch.ones(4), group=everyone)
+dist.all_reduce(torch.ones(4), group=everyone)  # HERE 2: all_reduce
 dist.destroy_process_group()
