@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.sim import AlphaBeta
@@ -121,6 +122,39 @@ def test_memory_is_accounted_and_not_taken() -> None:
         assert 0 < peak["gradients"] <= GIB  # it is highest within backward()
         assert peak["optimizer"] == pytest.approx(2 * GIB, rel=1e-6)
         assert 0 < peak["gathered"] <= 2 * GIB
+
+
+def built_on_meta() -> tuple[dict[str, int], float]:
+    with torch.device("meta"):
+        model = layers(16384, 2)
+    for layer in model:
+        fully_shard(layer)
+    model.to_empty(device="cpu")
+    train_with_adam(model, 16384)
+    return sim_torch.memory().at_peak(), sim_torch.now_s()
+
+
+def test_a_model_that_is_built_on_meta_takes_no_memory_either() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = sim_torch.run(built_on_meta, 4, fake=True).require_finished()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * 1024 < GIB / 4
+    for peak, _ in done.values:
+        assert peak["parameters"] == GIB / 2
+
+
+def attention(heads: int) -> float:
+    query, key, value = torch.randn(3, 2, heads, 128, 64, requires_grad=True)
+    functional.scaled_dot_product_attention(query, key, value).sum().backward()
+    return sim_torch.now_s()
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_attention_is_charged_for_its_scores(fake: bool) -> None:
+    done = sim_torch.run(attention, 1, 4, fake=fake, flops_per_s=1e9)
+    product = 2 * 2 * 4 * 128 * 128 * 64 / 1e9
+    # Two products forward; backward has the scores once more, and four products.
+    assert done.require_finished().values == [pytest.approx(7 * product)]
 
 
 # ── values ──────────────────────────────────────────────────────────────────────────

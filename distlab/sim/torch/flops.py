@@ -3,6 +3,8 @@
 A matrix product of (m, k) and (k, n) takes 2 m k n floating-point operations, however
 busy this machine is. The formulas are those of `torch.utils.flop_counter`: products,
 convolutions, attention. Everything else moves data and is not charged.
+
+For attention on a CPU torch has no formula; it computes what the one for GPUs does.
 """
 
 from __future__ import annotations
@@ -19,6 +21,15 @@ from distlab.sim.torch.modes import RankMode
 from distlab.sim.torch.rank import Rank
 from distlab.sim.torch.storages import on_cpu
 
+aten = torch.ops.aten
+_ON_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (
+        aten._scaled_dot_product_flash_attention
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 _FORMULAS: dict[int, Any] = {}  # by the operator's id: to hash one takes Python
 
 
@@ -45,7 +56,7 @@ class ChargeFlops(RankMode):
             kwargs.pop("pin_memory", None)
         key = id(func)
         if key not in _FORMULAS:
-            _FORMULAS[key] = flop_registry.get(getattr(func, "_overloadpacket", None))
+            _FORMULAS[key] = formula_of(func)
         formula = _FORMULAS[key]
         if formula is not None:
             out = func(*args, **kwargs)
@@ -61,6 +72,12 @@ class ChargeFlops(RankMode):
         out = func(*args, **kwargs)
         self._note(out)
         return out
+
+
+def formula_of(func: Any) -> Any:
+    """How many operations an operator takes, from its arguments; None if none."""
+    packet: Any = getattr(func, "_overloadpacket", None)
+    return flop_registry.get(_ON_CPU.get(packet, packet))
 
 
 _is_inference_mode = torch.is_inference_mode_enabled

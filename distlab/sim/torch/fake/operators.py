@@ -89,9 +89,10 @@ class FakeCompute(RankMode):
         key: Any = func, torch.get_default_dtype(), _key(args, tensors)
         if kwargs:
             key = (*key, tuple((name, _key(kwargs[name], tensors)) for name in kwargs))
-        for tensor in tensors:
-            if tensor.is_meta:
+        if any(tensor.is_meta for tensor in tensors):
+            if kwargs.get("device") in (None, _META):
                 return func(*args, **kwargs)
+            tensors = []  # it is made anew, as by Module.to_empty()
         is_known = not any(map(self.fakes.is_unknown, tensors))
         if plan.way == "writes":
             return self._written(func, plan, args, kwargs, key, is_known)

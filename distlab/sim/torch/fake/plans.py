@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils.flop_counter import flop_registry
+
+from distlab.sim.torch.flops import formula_of
 
 Way = Literal["looks", "writes", "makes", "reads", "inside"]
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ def plan_of(func: Any) -> Plan:
 
 
 def _made(func: Any) -> Plan:
-    flops = flop_registry.get(func._overloadpacket)
+    flops = formula_of(func)
     if func in _READS:
         return Plan("reads")
     if func.namespace not in ("aten", "prims"):
