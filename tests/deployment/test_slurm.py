@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,17 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "solutions/phase4_production/deployment"
 EXAMPLE = "-m distlab.distributed.example"
 LONG, SHORT = 15, 3
+HANGS = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(3)
+if dist.get_rank() == 0:
+    dist.barrier()
+else:
+    dist.all_reduce(x)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +43,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualSlurm]:
         yield found
 
 
-def submit(slurm: VirtualSlurm, script: str, log: Path, *arguments: str) -> str:
+def submit(
+    slurm: VirtualSlurm,
+    script: str,
+    log: Path,
+    *arguments: str,
+    train: str = EXAMPLE,
+) -> str:
     return slurm.run(
         "sbatch",
         "--parsable",
@@ -42,7 +60,7 @@ def submit(slurm: VirtualSlurm, script: str, log: Path, *arguments: str) -> str:
         PYTHON=sys.executable,
         PYTHONPATH=str(ROOT),
         RANKS_PER_NODE="1",
-        TRAIN=EXAMPLE,
+        TRAIN=train,
     )
 
 
@@ -79,6 +97,22 @@ def test_srun_alone_starts_the_ranks(slurm: VirtualSlurm, tmp_path: Path) -> Non
     job = submit(slurm, "slurm_srun.sbatch", log, f"--epochs={SHORT}")
     slurm.wait(job, "COMPLETED")
     assert " 4 ranks" in last_line(log)
+
+
+def test_srun_explains_a_hang(slurm: VirtualSlurm, tmp_path: Path) -> None:
+    program, report = tmp_path / "program.py", tmp_path / "report.json"
+    program.write_text(HANGS)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o777)
+    train = f"-m distlab.run --hang-report {report} {program}"
+    job = submit(slurm, "slurm_srun.sbatch", tmp_path / "hang.log", train=train)
+    slurm.wait(job, "FAILED")
+    found = json.loads(report.read_text())
+    assert (found["status"], found["ranks_named"]) == ("mismatch", [0, 1, 2, 3])
+    assert {row["rank"]: row["line"] for row in found["ranks"]} == {
+        rank: HANGS.splitlines().index(f"    {call}") + 1
+        for rank, call in enumerate(["dist.barrier()", *["dist.all_reduce(x)"] * 3])
+    }
 
 
 def test_a_crash_loop_ends(slurm: VirtualSlurm, tmp_path: Path) -> None:
