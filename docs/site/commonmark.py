@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 _ITEM = re.compile(r"( *)((?:[-*]|\d+\.) +)(?=\S)")
 _FENCE = re.compile(r" *(```+|~~~+)")
-_DETAILS = re.compile(r"( *)<details>\s*(?:<summary>(.*?)</summary>)?\s*$")
+_DETAILS = re.compile(r"( *)<details>\s*(<summary>.*)?$")
 _SUMMARY = re.compile(r" *<summary>(.*?)</summary>\s*$")
 _TAGS = re.compile(r"</?(?:b|i|strong|em)>")
 _LIST = 4
@@ -57,9 +57,10 @@ def _details(lines: list[str]) -> list[str]:
         if fence or not begins:
             done.append(line)
             continue
-        pad, title = begins[1], begins[2]
-        if title is None:
-            title = (_SUMMARY.match(next(rows, "")) or ["", "More"])[1]
+        pad, summary = begins[1], begins[2] or next(rows, "")
+        while "<summary>" in summary and "</summary>" not in summary:
+            summary += " " + next(rows, "</summary>").strip()  # it has several lines
+        title = (_SUMMARY.match(summary) or ["", "More"])[1]
         title = re.sub(r"</?code>", "`", _TAGS.sub("", title)).replace('"', "'")
         inner = _until_closed(rows, len(pad))
         done += ["", f'{pad}??? note "{title}"', ""]
