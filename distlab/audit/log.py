@@ -72,6 +72,7 @@ class Memory:
         self.in_step = False
         self.loader = (0, 0)  # the one that fetches, and its epoch
         self.loss_at: Place | None = None
+        self.lengths: set[int] = set()  # of tensors that tell if padding was cut off
         self.counts: Counter[str] = Counter()
 
     def number(self, thing: object) -> int:

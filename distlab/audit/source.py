@@ -7,7 +7,7 @@ import functools
 import re
 from pathlib import Path
 
-from distlab.audit.places import Place
+from distlab.audit.places import Place, is_users
 
 _RANK = re.compile(
     r"\b(local_|global_|node_)?rank\b|get_rank|is_main|is_master|main_process|master|"
@@ -65,6 +65,31 @@ def _left_early(parsed: ast.Module, place: Place) -> bool:
             if leaves and _RANK.search(ast.unparse(statement.test)):
                 return True
     return False
+
+
+def with_around(place: Place, mentions: str) -> Place | None:
+    """Return the line of the innermost `with` around a line that mentions a word."""
+    found = None
+    for node in ast.walk(tree(place.file) or ast.Module([], [])):
+        if isinstance(node, ast.With):
+            inside = node.lineno <= place.line <= (node.end_lineno or node.lineno)
+            if inside and any(mentions in ast.unparse(item) for item in node.items):
+                found = max(found or 0, node.lineno)
+    return Place(place.file, found) if found else None
+
+
+def attribute_set_at(cls: type, name: str) -> Place | None:
+    """Return the line of a class's `__init__` that sets an attribute, if one does."""
+    code = getattr(getattr(cls, "__init__", None), "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return None
+    for node in ast.walk(tree(code.co_filename) or ast.Module([], [])):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            sets = any(isinstance(t, ast.Attribute) and t.attr == name for t in targets)
+            if sets and node.lineno >= code.co_firstlineno:
+                return Place(code.co_filename, node.lineno)
+    return None
 
 
 def assigned_at(place: Place, keyword: str, mentions: str) -> Place | None:

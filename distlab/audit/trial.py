@@ -45,11 +45,20 @@ class Trial:
             _is_parallel(log, self.world_size) for log in self.logs
         )
 
+    def may_differ(self) -> bool:
+        """Return True if copies are averaged now and then, or ranks may end early."""
+        return any(_may_differ(log) for log in self.logs)
+
     def is_sharded(self) -> bool:
         """Return True if parameters are spread over ranks, as FSDP does."""
         return any(True for log in self.logs for _ in log.of("sharded")) or any(
             event["sharded"] for log in self.logs for event in log.of("step")
         )
+
+
+def _may_differ(log: Log) -> bool:
+    averaged = (e["is_weight"] and "reduce" in e["op"] for e in log.of("collective"))
+    return any(averaged) or any(True for _ in log.of("join"))
 
 
 def _is_parallel(log: Log, world_size: int) -> bool:
@@ -145,6 +154,20 @@ def between_steps(log: Log, *kinds: str) -> list[list[Event]]:
         elif event.kind != "step" or "step" in kinds:
             gathered.append(event)
     return found
+
+
+def by_backward(log: Log) -> list[list[Event]]:
+    """Return the backward() calls of each step that had some, of whichever optimizer.
+
+    A script with two models steps their optimizers in turn, and each has its losses.
+    """
+    found: list[list[Event]] = [[]]
+    for event in log.of("backward", "step"):
+        if event.kind == "backward":
+            found[-1].append(event)
+        elif found[-1]:
+            found.append([])
+    return found[:-1]
 
 
 def same(values: Iterator[object] | list[object]) -> bool:

@@ -5,7 +5,9 @@ ranks bring unlike tensors. The ranks' logs of calls, forward() and backward() a
 beside each other, and the first place where they part is the candidate. Of the lines
 that ranks are on there, the finding names the one under an `if` that asks for the rank
 (that is read from the source); else the one that the other ranks never reach; else the
-one that fewer ranks are on. A call made while a state is collected is `save-needs-all`.
+one that fewer ranks are on. If all of these calls were made before, some ranks are a
+step ahead, and the finding names the call that they left out. A call made while a state
+is collected is `save-needs-all`.
 `new_group` must be called by all ranks, so it is reported without a hang too.
 Silent: if the run came to its end and no group was made by a part of the ranks, because
 ranks may well call the same collective on different lines.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from distlab.audit import source
 from distlab.audit.findings import Finding
@@ -76,7 +79,8 @@ def _stuck(trial: Trial) -> Iterator[Finding]:
     candidates = Counter(place for place in places.values() if place is not None)
     if not candidates:
         return
-    chosen = _chosen(candidates, sequences, n)
+    before = {call for call, _ in sequences[0][: parted or 0]}
+    chosen = _skipped(candidates, before) or _chosen(candidates, sequences)
     op, at = chosen
     ranks = [rank for rank, place in places.items() if place == chosen]
     saving = _is_saving(at, sequences, ranks, parted) or _stuck_saving(stuck, at)
@@ -93,8 +97,22 @@ def _stuck(trial: Trial) -> Iterator[Finding]:
     )
 
 
+def _skipped(
+    candidates: Counter[tuple[str, Place]], before: set[Call]
+) -> tuple[str, Place] | None:
+    """Return the call that few ranks left out, if all candidates are known calls.
+
+    Then nobody makes a call of his own: some are one step ahead in the same loop.
+    """
+    if len(candidates) < 2 or not before.issuperset(candidates):
+        return None
+    if any(source.is_under_rank_condition(place) for _, place in candidates):
+        return None
+    return candidates.most_common(1)[0][0]
+
+
 def _chosen(
-    candidates: Counter[tuple[str, Place]], sequences: Sequence[object], n: int
+    candidates: Counter[tuple[str, Place]], sequences: Sequence[object]
 ) -> tuple[str, Place]:
     def order(item: tuple[tuple[str, Place], int]) -> tuple[bool, int, int]:
         (op, place), count = item
@@ -154,22 +172,23 @@ def _unlike(trial: Trial) -> Iterator[Finding]:
 
 def _partial_groups(trial: Trial) -> Iterator[Finding]:
     made = [
-        [e for e in log.of("collective") if e["op"] == "new_group"]
+        [e for e in log.of("collective") if e["op"] == "new_group" and not e["local"]]
         for log in trial.logs
     ]
-    counts = [len(events) for events in made]
-    if len(set(counts)) < 2:
+    for row in zip_longest(*made):
+        members = [tuple(event["members"]) if event else None for event in row]
+        if same(list(members)):
+            continue
+        places = [event.at for event in row if event is not None and event.at]
+        if places:
+            under = [at for at in places if source.is_under_rank_condition(at)]
+            ranks = [r for r, event in enumerate(row) if event is not None]
+            yield Finding(
+                min(under or places),
+                "rank-condition",
+                f"the ranks don't make the same groups: {some_ranks(ranks, len(row))} "
+                f"of {len(row)} called new_group here, for "
+                f"{' or '.join(sorted({str(list(m)) for m in members if m}))}",
+                "call new_group for every group on all ranks, members or not",
+            )
         return
-    rank = counts.index(max(counts))
-    lines = Counter(e.at for e in made[rank])
-    lines.subtract(Counter(e.at for e in made[counts.index(min(counts))]))
-    at = next((place for place, count in lines.items() if count > 0 and place), None)
-    if at is not None:
-        yield Finding(
-            at,
-            "rank-condition",
-            f"rank {rank} makes {max(counts)} groups, rank "
-            f"{counts.index(min(counts))} makes {min(counts)}: on real ranks, "
-            "new_group waits for all",
-            "call new_group on all ranks, members or not",
-        )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
 from distlab.audit.places import Place
-from distlab.audit.trial import Trial, between_steps
+from distlab.audit.trial import Trial, by_backward
 
 _NEAR = 1e-5
 
@@ -34,7 +34,7 @@ def find(trial: Trial) -> Iterator[Finding]:
 
 
 def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
-    by_rank = [between_steps(log, "backward") for log in logs]
+    by_rank = [by_backward(log) for log in logs]
     for number, step in enumerate(zip(*by_rank, strict=False)):
         for rank, backwards in enumerate(step):
             unequal = _unequal(backwards)

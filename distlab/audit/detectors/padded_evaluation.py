@@ -1,10 +1,11 @@
 """An evaluation that counts samples which the sampler repeated to make shares equal.
 
 How it knows: a loader that no optimizer step followed was passed over by a distributed
-sampler whose share is padded, and a reduction of a few numbers came after it.
+sampler whose share is padded. Then a few numbers were reduced; or the ranks gathered
+results and made tensors as long as the padded set of them, and none as long as the set.
 Silent: if one of the reduced numbers is the true number of samples (then the padding
-was left out), if all of them are what one rank gets alone, if the results were gathered
-(they may be cut to length there), or if nothing was reduced.
+was left out), if all of them are what one rank gets alone, if gathered results leave
+torch (nobody sees what becomes of a list), or if nothing was reduced or gathered.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
+from distlab.audit.places import Place
 from distlab.audit.trial import Trial, epochs, training_loaders
 
 _REDUCING = frozenset({"all_reduce", "reduce"})
@@ -40,12 +42,7 @@ def find(trial: Trial) -> Iterator[Finding]:
         read = sum(len(p[0].indices or ()) for p in passes)
         if read <= length:
             continue
-        following = [_reduced_after(log, number) for log in logs]
-        if not all(following) or any(_gathered_after(log, number) for log in logs):
-            continue
-        if _is_right(trial, following, number, length):
-            continue
-        at = following[0][0].at
+        at = _counted_at(trial, number, length, read)
         if at is not None:
             yield Finding(
                 at,
@@ -54,6 +51,24 @@ def find(trial: Trial) -> Iterator[Finding]:
                 f"sampler made at {made.at} repeats {read - length}",
                 "leave the repeated samples out, and divide by the true number",
             )
+
+
+def _counted_at(trial: Trial, number: int, length: int, read: int) -> Place | None:
+    """Return the line that takes the repeated samples in, None if none does."""
+    logs = trial.pair.logs
+    gathered = [_gathered_after(log, number) for log in logs]
+    if all(gathered):
+        event = gathered[0]
+        kept = [
+            e for log in logs for e in log.of("long") if e["length"] in (length, read)
+        ]
+        whole = {e["length"] for e in kept}
+        left = any(e["fn"] in ("tolist", "numpy") for e in kept)
+        return event.at if event and whole == {read} and not left else None
+    following = [_reduced_after(log, number) for log in logs]
+    if not all(following) or _is_right(trial, following, number, length):
+        return None
+    return following[0][0].at
 
 
 def _after(log: Log, number: int) -> list[Event]:
@@ -75,8 +90,9 @@ def _reduced_after(log: Log, number: int) -> list[Event]:
     return [e for e in after if e["op"] in _REDUCING and e["values"]]
 
 
-def _gathered_after(log: Log, number: int) -> bool:
-    return any(e["op"] in _GATHERING for e in _after(log, number))
+def _gathered_after(log: Log, number: int) -> Event | None:
+    after = _after(log, number)
+    return next((e for e in after if e["op"] in _GATHERING), None)
 
 
 def _is_right(

@@ -6,7 +6,8 @@ a sampler deals samples out and the copies began equal.
 The line is that of the cause, where one is seen: a forward() past DDP, a step without
 synchronized gradients, weights that some ranks load or overwrite, unequal rates. Else
 it is the line of the step.
-Silent: if parameters are sharded, and for buffers, which DDP sends in each forward().
+Silent: if parameters are sharded, if the script reduces the weights themselves (local
+SGD) or works under Join, and for buffers, which DDP sends in each forward().
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
 from distlab.audit.places import Place
+from distlab.audit.source import with_around
 from distlab.audit.trial import Trial, same, steps
 
 
@@ -23,6 +25,8 @@ def find(trial: Trial) -> Iterator[Finding]:
     """Return the first difference."""
     logs = trial.logs
     if not trial.is_data_parallel() or trial.is_sharded() or not trial.many.is_whole:
+        return
+    if trial.may_differ():
         return
     by_rank = [steps(log) for log in logs]
     if not any(by_rank):
@@ -126,7 +130,9 @@ def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> 
     wrapped = [e for e in forwards if e["ddp"] is not None]
     if wrapped and not wrapped[-1]["syncs"]:
         why = ": the last backward() before the step is in no_sync()"
-        return wrapped[-1].at, why, "leave a step's last micro-batch out of no_sync()"
+        at = wrapped[-1].at
+        at = (at and with_around(at, "no_sync")) or at
+        return at, why, "leave a step's last micro-batch out of no_sync()"
     if not same([event["lr"] for event in row]):
         made = next(iter(logs[0].of("optimizer")), None)
         at = made.at if made else row[0].at

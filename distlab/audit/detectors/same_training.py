@@ -29,7 +29,7 @@ def find(trial: Trial) -> Iterator[Finding]:
     """Return the first difference."""
     if trial.one is None or trial.world_size < 2 or trial.is_sharded():
         return
-    if not trial.is_data_parallel() or not trial.pair.is_whole:
+    if not trial.is_data_parallel() or trial.may_differ():
         return
     many, one = trial.pair.logs, trial.one.logs
     if not _comparable(many, one):

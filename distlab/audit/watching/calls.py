@@ -71,6 +71,8 @@ class TorchCalls(TorchFunctionMode):
             self._reduced(value)
         elif name.endswith("_") and not self._memory.in_step:
             self._overwritten(name, args)
+        if self._memory.lengths:
+            self._long(name, args, value)
         return value
 
     def _drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -112,6 +114,16 @@ class TorchCalls(TorchFunctionMode):
         """A mean or a sum to one number with a gradient is a loss written by hand."""
         if isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad:
             self._memory.loss_at = here()
+
+    def _long(self, name: str, args: Any, value: Any) -> None:
+        """Note tensors of a length that somebody looks out for, and their lists."""
+        seen = args[0] if name in ("tolist", "numpy") and args else value
+        if (
+            isinstance(seen, Tensor)
+            and seen.dim()
+            and len(seen) in self._memory.lengths
+        ):
+            self._memory.log.add("long", fn=name, length=len(seen))
 
     def _overwritten(self, name: str, args: Any) -> None:
         if not args or not isinstance(args[0], Tensor) or name.startswith("__"):

@@ -98,13 +98,19 @@ def _facts(memory: Memory, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         "shape": None,
         "values": None,
         "gradient": "",
+        "is_weight": False,
         "training": memory.log.num_steps,
     }
+    if name == "new_group":
+        members = kwargs.get("ranks", args[0] if args else None)
+        facts["members"] = sorted(members) if members is not None else []
+        facts["local"] = bool(kwargs.get("use_local_synchronization"))
     if tensor is not None:
         facts["shape"] = list(tensor.shape)
         if tensor.numel() <= FEW and not tensor.is_complex():
             facts["values"] = [float(v) for v in local(tensor).reshape(-1).cpu()]
         facts["gradient"] = _gradient_name(memory, tensor)
+        facts["is_weight"] = _is_weight(memory, tensor)
     return facts
 
 
@@ -129,6 +135,16 @@ def _gradient_name(memory: Memory, tensor: Tensor) -> str:
         ):
             return name
     return ""
+
+
+def _is_weight(memory: Memory, tensor: Tensor) -> bool:
+    where = _at(tensor)
+    known = (memory.kept.get(key) for key in memory.names)
+    return any(
+        isinstance(p, Tensor) and not hasattr(p, "to_local") and _at(p) == where
+        for p in known
+        if where
+    )
 
 
 def _at(tensor: Tensor) -> int:

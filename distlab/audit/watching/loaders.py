@@ -20,8 +20,11 @@ from torch.utils.data._utils import fetch
 
 from distlab.audit.fingerprints import digest_of
 from distlab.audit.log import Memory, current
+from distlab.audit.places import Place
+from distlab.audit.source import attribute_set_at
 from distlab.audit.watching.patches import Patches
 
+_FEW = 20  # items of a list that is looked into
 _DEEP = 3  # attributes of a dataset's attributes that may be generators
 
 
@@ -38,7 +41,7 @@ def watch(patches: Patches) -> None:
 
 
 def _made(memory: Memory, _: None, loader: Any, *args: Any, **kwargs: Any) -> None:
-    sampler = loader.sampler
+    sampler = _innermost(loader)
     memory.log.add(
         "loader",
         number=memory.number(loader),
@@ -56,6 +59,17 @@ def _made(memory: Memory, _: None, loader: Any, *args: Any, **kwargs: Any) -> No
         iterable=isinstance(loader.dataset, IterableDataset),
         length=_length(loader.dataset),
     )
+
+
+def _innermost(loader: Any) -> Any:
+    """Return the sampler that deals out the indices, inside of a batch sampler."""
+    sampler = loader.sampler
+    found = getattr(loader, "batch_sampler", None)
+    for _ in range(_DEEP):
+        found = getattr(found, "sampler", None) or getattr(found, "batch_sampler", None)
+        if found is not None and _is_distributed(found):
+            return found
+    return sampler
 
 
 def _is_distributed(sampler: Any) -> bool:
@@ -84,7 +98,7 @@ def _counted_iter(original: Any) -> Any:
         key = f"epochs of {memory.number(self)}"
         epoch = memory.counts[key]
         memory.counts[key] += 1
-        sampler = self.sampler
+        sampler = _innermost(self)
         root = self.dataset
         while isinstance(root, Subset):
             root = root.dataset
@@ -97,6 +111,7 @@ def _counted_iter(original: Any) -> Any:
         )
         memory.loader = (memory.number(self), epoch)
         iterator = original(self)
+        iterator._distlab_loader = self
         iterator._distlab_audit = (memory.number(self), epoch, deque(), self.dataset)
         return iterator
 
@@ -131,6 +146,7 @@ def _noted_batches(original: Any) -> Any:
             batch = original(self)
         except StopIteration:
             memory.log.add("epoch_end", loader=number, epoch=epoch)
+            _expect_lengths(memory, self._distlab_loader)
             raise
         indices = asked.popleft() if asked else None
         if isinstance(indices, int):
@@ -146,6 +162,15 @@ def _noted_batches(original: Any) -> Any:
         return batch
 
     return next_batch
+
+
+def _expect_lengths(memory: Memory, loader: Any) -> None:
+    """Look out for tensors as long as a padded data set, and as it truly is."""
+    sampler, length = _innermost(loader), _length(loader.dataset)
+    if _is_distributed(sampler) and length:
+        padded = int(getattr(sampler, "total_size", length))
+        if padded > length:
+            memory.lengths |= {length, padded}
 
 
 def _rows_of(batch: Any) -> int:
@@ -202,8 +227,8 @@ def _noted_draws(original: Any) -> Any:
             "content": content,
             "drawn": {name: state for name, (state, _) in drawn.items()},
             "made": {
-                name: memory.seeded.get(f"generator {owner}") or memory.seeded.get(name)
-                for name, (_, owner) in drawn.items()
+                name: memory.seeded.get(name) or place
+                for name, (_, place) in drawn.items()
             },
         }
         _write(memory, note)
@@ -222,14 +247,18 @@ def _write(memory: Memory, note: dict[str, Any]) -> None:
         file.write(json.dumps(note) + "\n")
 
 
-def _generators(dataset: Any) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Return (name, (state, id)) of everything that a sample may draw from."""
+Source = tuple[str, tuple[str, Place | None]]
+"""A generator's name, its state, and the line that made it."""
+
+
+def _generators(dataset: Any) -> Iterator[Source]:
+    """Return everything that a sample may draw from."""
     import numpy as np
 
-    yield "torch", (digest_of(torch.get_rng_state()), 0)
-    yield "random", (digest_of(repr(random.getstate())), 0)
-    yield "numpy", (digest_of(_numpy_state(np.random.get_state())), 0)
-    yield from _held(dataset, "dataset", _DEEP, set())
+    yield "torch", (digest_of(torch.get_rng_state()), None)
+    yield "random", (digest_of(repr(random.getstate())), None)
+    yield "numpy", (digest_of(_numpy_state(np.random.get_state())), None)
+    yield from _held(dataset, "dataset", _DEEP, set(), None)
 
 
 def _numpy_state(state: Any) -> list[Any]:
@@ -237,25 +266,33 @@ def _numpy_state(state: Any) -> list[Any]:
 
 
 def _held(
-    thing: Any, name: str, depth: int, seen: set[int]
-) -> Iterator[tuple[str, tuple[str, int]]]:
-    import numpy as np
-
+    thing: Any, name: str, depth: int, seen: set[int], made: Place | None
+) -> Iterator[Source]:
     if id(thing) in seen or depth < 0:
         return
     seen.add(id(thing))
-    if isinstance(thing, torch.Generator):
-        yield name, (digest_of(thing.get_state()), id(thing))
-    elif isinstance(thing, np.random.Generator):
-        state = thing.bit_generator.state
-        yield name, (digest_of(repr(state["state"]) + repr(state)), id(thing))
-    elif isinstance(thing, np.random.RandomState):
-        yield name, (digest_of(_numpy_state(thing.get_state())), id(thing))
-    elif isinstance(thing, random.Random):
-        yield name, (digest_of(repr(thing.getstate())), id(thing))
-    elif isinstance(thing, (list, tuple)) and len(thing) < 20:
+    state = _state_of(thing)
+    if state:
+        yield name, (state, made)
+    elif isinstance(thing, (list, tuple)) and len(thing) < _FEW:
         for number, item in enumerate(thing):
-            yield from _held(item, f"{name}[{number}]", depth - 1, seen)
+            yield from _held(item, f"{name}[{number}]", depth - 1, seen, made)
     elif hasattr(thing, "__dict__") and not isinstance(thing, (type, torch.nn.Module)):
         for key, item in list(vars(thing).items()):
-            yield from _held(item, f"{name}.{key}", depth - 1, seen)
+            place = attribute_set_at(type(thing), key) or made
+            yield from _held(item, f"{name}.{key}", depth - 1, seen, place)
+
+
+def _state_of(thing: Any) -> str:
+    """Return a digest of a generator's state, "" for anything else."""
+    import numpy as np
+
+    if isinstance(thing, torch.Generator):
+        return digest_of(thing.get_state())
+    if isinstance(thing, np.random.Generator):
+        return digest_of(repr(thing.bit_generator.state))
+    if isinstance(thing, np.random.RandomState):
+        return digest_of(_numpy_state(thing.get_state()))
+    if isinstance(thing, random.Random):
+        return digest_of(repr(thing.getstate()))
+    return ""

@@ -3,6 +3,7 @@
 We read that from the autograd graph. From the loss towards the leaves we follow
 divisions and products with one number, and sums, until a mean or a sum over elements
 comes: `cross_entropy(x, y) / 4` with 3 targets is 3 elements that weigh 1/12 each.
+A sum that is divided by a whole number is a mean over so many: `(l * mask).sum() / 5`.
 Where the way is another (a tensor of weights, for example) the term is left out.
 """
 
@@ -70,10 +71,10 @@ def _backward(memory: Memory, tensors: Any, *args: Any, **kwargs: Any) -> None:
 def terms_of(loss: Tensor) -> Iterator[Term]:
     """Return the terms that a loss is a sum of."""
     if loss.grad_fn is not None:
-        yield from _walk(loss.grad_fn, 1.0, 0)
+        yield from _walk(loss.grad_fn, 1.0, 1.0, 0)
 
 
-def _walk(node: Any, factor: float, depth: int) -> Iterator[Term]:
+def _walk(node: Any, factor: float, over: float, depth: int) -> Iterator[Term]:
     name = node.name()
     following = [f for f, _ in node.next_functions if f is not None]
     if name in _NLL or name in _ELEMENTWISE:
@@ -83,13 +84,20 @@ def _walk(node: Any, factor: float, depth: int) -> Iterator[Term]:
         sizes = node._saved_self_sym_sizes
         if sizes:  # else it is of one number, and changes nothing
             count = math.prod(int(size) for size in sizes)
-            yield factor / max(count, 1) if name[0] == "M" else factor, count
+            if name == "MeanBackward0":
+                yield factor / max(count, 1), count
+            else:
+                yield factor, over if 1 < over <= count else count
             return
     elif name not in _ADDING:
-        factor *= _scale(node, name, following)
+        scale = _scale(node, name, following)
+        factor *= scale
+        whole = round(1 / scale) if scale else 0
+        if name == "DivBackward0" and math.isclose(whole * scale, 1.0):
+            over = max(over, whole)
     if factor and depth < _FAR:
         for each in following:
-            yield from _walk(each, factor, depth + 1)
+            yield from _walk(each, factor, over, depth + 1)
 
 
 def _scale(node: Any, name: str, following: list[Any]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,11 +22,16 @@ def watch(patches: Patches) -> None:
     patches.keep(modules.register_module_forward_hook(_ends, always_call=True))
     patches.observe(DistributedDataParallel, "__init__", after=_wrapped)
     patches.observe(nn.Module, "load_state_dict", after=_loaded)
+    patches.observe(Join, "__enter__", before=_joined)
     for owner in _sharding_owners():
         patches.observe(owner, "fully_shard", after=_sharded)
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     patches.observe(FullyShardedDataParallel, "__init__", after=_fsdp_made)
+
+
+def _joined(memory: Memory, *args: Any) -> None:
+    memory.log.add("join")
 
 
 def _sharding_owners() -> list[Any]:
