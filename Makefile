@@ -114,6 +114,7 @@ bench: .venv/.ready  ## run all benchmarks, ideally on a quiet machine
 	@$(PY) -m distlab bench autopsy
 	@$(PY) -m distlab bench sim
 	@$(PY) -m distlab bench simscript
+	@$(PY) -m distlab bench audit
 	@$(PY) -m distlab bench pipeline
 	@$(PY) -m distlab bench allreduce
 	@$(PY) -m distlab bench ddp

@@ -2,8 +2,8 @@
 
 `audited/wrong` has scripts with one mistake each, written after public reports; the
 lines that a reviewer would point at end in `# MISTAKE`. `audited/right` has scripts
-without one. Those whose number is above 20 were written after the detectors: what was
-named of them at first sight is in `audited/README.md`, and counted here on its own.
+without one. Those whose number is above 20 were written after the detectors, and are
+counted on their own too; `audited/README.md` says how many were named at first sight.
 
     distlab bench audit [--json]        exits with 1 when a bar is missed
 """

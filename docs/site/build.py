@@ -218,7 +218,7 @@ def gather(source: Source) -> list[Any]:
         menu.append({f"{phase['number']} · {phase['title']}": pages})
     menu.append({"Concepts": add_concepts(source, units)})
     library = [source.add(docs / f"{name}.md") for name in LIBRARY]
-    tools = [source.add(docs / f"{name}.md") for name in ("hangs", "simulator")]
+    tools = [source.add(docs / f"{name}.md") for name in ("hangs", "audit", "simulator")]
     menu.append({"Use": [*tools, *library]})
     menu.append({"Reference": add_reference(source)})
     project = [source.add(ROOT / name) for name in ("CONTRIBUTING.md", "CHANGELOG.md")]

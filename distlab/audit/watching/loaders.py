@@ -110,6 +110,8 @@ def _counted_iter(original: Any) -> Any:
             length=_length(root),
         )
         memory.loader = (memory.number(self), epoch)
+        if self._iterator is not None:  # persistent workers: it begins again
+            self._iterator.__dict__.pop("_distlab_audit", None)
         iterator = original(self)
         iterator._distlab_loader = self
         iterator._distlab_audit = (memory.number(self), epoch, deque(), self.dataset)
