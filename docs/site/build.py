@@ -218,7 +218,8 @@ def gather(source: Source) -> list[Any]:
         menu.append({f"{phase['number']} · {phase['title']}": pages})
     menu.append({"Concepts": add_concepts(source, units)})
     library = [source.add(docs / f"{name}.md") for name in LIBRARY]
-    tools = [source.add(docs / f"{name}.md") for name in ("hangs", "audit", "simulator")]
+    names_of_tools = ("hangs", "audit", "simulator")
+    tools = [source.add(docs / f"{name}.md") for name in names_of_tools]
     menu.append({"Use": [*tools, *library]})
     menu.append({"Reference": add_reference(source)})
     project = [source.add(ROOT / name) for name in ("CONTRIBUTING.md", "CHANGELOG.md")]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from benchmarks.audit import WRONG, expected
+from benchmarks.audit import RIGHT, WRONG, expected
 from distlab.audit import NAMES, NOTES, audit
 from distlab.audit.places import Place
 from distlab.audit.run import PRELOAD
@@ -32,18 +32,21 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["01-no-set-epoch", "07-forward-past-ddp", "12-evaluation-on-rank-0"],
-)
+@pytest.mark.parametrize("name", ["01-no-set-epoch", "19-sum-of-gradients"])
 def test_a_planted_mistake_is_named_with_its_line(name: str, cluster: Cluster) -> None:
     script = WRONG / f"{name}.py"
     kind, lines = expected(script)
-    report = audit(script, cluster=cluster)
+    report = audit(script, num_ranks=2, cluster=cluster)
     assert not report.is_right
-    assert [f.name for f in report.findings] == [kind]
-    assert report.findings[0].at == Place(str(script), report.findings[0].at.line)
-    assert report.findings[0].at.line in lines
+    (finding,) = report.findings
+    assert finding.name == kind
+    assert finding.at == Place(str(script), finding.at.line)
+    assert finding.at.line in lines
+
+
+def test_a_right_script_has_no_findings(cluster: Cluster) -> None:
+    report = audit(RIGHT / "21-by-hand.py", num_ranks=2, cluster=cluster)
+    assert report.findings == []
 
 
 def test_what_the_command_prints(
@@ -56,16 +59,27 @@ def test_what_the_command_prints(
     golden("cli/audit", text.output)
 
 
-def test_json_and_what_is_ignored() -> None:
-    script = str(WRONG / "19-sum-of-gradients.py")
+def test_a_deadlock_as_json() -> None:
+    script = str(WRONG / "12-evaluation-on-rank-0.py")
     run = CliRunner().invoke(app, ["audit", "--json", "-n", "2", script])
     told = json.loads(run.output)
     assert run.exit_code == 1
-    assert told["outcome"] == "finished"
+    assert told["outcome"] == "deadlock"
     (finding,) = told["findings"]
-    assert finding["name"] == "not-the-same-training"
+    assert finding["name"] == "rank-condition"
     assert finding["line"] in expected(Path(script))[1]
-    assert "step 0" in finding["said"]
+
+
+def test_the_corpus_is_large_enough_and_marked() -> None:
+    wrong, right = list(WRONG.glob("*.py")), list(RIGHT.glob("*.py"))
+    assert len(wrong) >= 40
+    assert len(right) >= 40
+    for script in wrong:
+        kind, lines = expected(script)
+        assert kind in NAMES.keys() - NOTES
+        assert lines
+        assert "https://github.com/" in script.read_text()
+    assert not any(expected(script)[1] for script in right)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,7 @@ def test_how_much_an_element_of_a_loss_weighs() -> None:
         (entropy(scores, targets, reduction="sum") * 0.5, [(0.5, 3)]),
         (-(scores.mean() / 2), [(-1 / 24, 12)]),
         (nn.functional.mse_loss(scores, scores.detach()), [(1 / 12, 12)]),
-        ((scores.sum(1) * mask).sum() / mask.sum(), [(1 / 3, 4)]),
+        ((scores.sum(1) * mask).sum() / mask.sum(), [(1 / 3, 3)]),
         (scores.mean() + scores.sum(), [(1 / 12, 12), (1.0, 12)]),
         (scores.mean() * scores.sum(), []),
     ]
