@@ -173,6 +173,9 @@ class Journal:
             return result
 
         setattr(owner, name, wrapped)
+        face = sys.modules.get("torch.distributed")  # if torch was imported before us
+        if getattr(face, name, None) is own:
+            setattr(face, name, wrapped)
 
     # ── where a thread waits ────────────────────────────────────────────────────────
 

@@ -134,8 +134,12 @@ class Recorder:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(_ENDING_S)
-        if self._store is not None and self._journal.active:
-            with contextlib.suppress(Exception):
+        if not self._journal.active:
+            return
+        with contextlib.suppress(Exception):
+            if self._store is None and self._journal.has_begun:  # a short script
+                self._store = _connected()
+            if self._store is not None:
                 self._post("failed" if self.error else "ended", [])
 
     # ── a look ──────────────────────────────────────────────────────────────────────
@@ -206,6 +210,8 @@ class Recorder:
         """Return True if the thread has used no processor time since the last look."""
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         native = getattr(thread, "native_id", None)
+        if thread is threading.main_thread():
+            native = os.getpid()  # after a fork, Python 3.11 says the parent's
         if native is None or not sys.platform.startswith("linux"):
             return True
         try:
