@@ -72,7 +72,7 @@ def report_of(found: Finding | Quiet) -> dict[str, Any]:
             "world_size": found.world_size,
             "ranks_named": _outside(found),
             "since_progress_s": round(found.seconds, 3),
-            "ranks": [_moving(rank, found.posts) for rank in range(found.world_size)],
+            "ranks": [row_of(rank, found.posts) for rank in range(found.world_size)],
         }
     told = as_json(found.records, found.hang)
     since_s = time.time() - max(post["moved_at_s"] for post in found.posts.values())
@@ -127,15 +127,17 @@ def _disagreement(quiet: Quiet) -> Hang | None:
 
 
 def _of_quiet(quiet: Quiet) -> list[Line]:
+    head = f"{_STATUS}: {_quiet_sentence(quiet)}"
+    return [("fail", head), ("plain", ""), *where_all_are(quiet)]
+
+
+def where_all_are(quiet: Quiet) -> list[Line]:
+    """A table of the ranks, and at which of them to look first."""
     rows = [
-        (str(row["rank"]), row["state"], row["call"] or "", _where(row))
-        for row in (_moving(rank, quiet.posts) for rank in range(quiet.world_size))
+        (str(row["rank"]), row["state"], row["call"] or "", where_in(row))
+        for row in (row_of(rank, quiet.posts) for rank in range(quiet.world_size))
     ]
-    lines: list[Line] = [
-        ("fail", f"{_STATUS}: {_quiet_sentence(quiet)}"),
-        ("plain", ""),
-    ]
-    lines += table([("rank", "state", "in", "where"), *rows])
+    lines = table([("rank", "state", "in", "where"), *rows])
     outside = _outside(quiet)
     if outside:
         first = ranks_in_words(outside)
@@ -153,11 +155,12 @@ def _outside(quiet: Quiet) -> list[int]:
     return found if len(found) < quiet.world_size else []
 
 
-def _where(row: Mapping[str, Any]) -> str:
+def where_in(row: Mapping[str, Any]) -> str:
+    """`train.py:20`, or nothing."""
     return place((row["file"], row["line"])) if row["file"] else ""
 
 
-def _moving(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
+def row_of(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
     """A row for a rank of which nothing is proved."""
     row: dict[str, Any] = dict.fromkeys(
         ("call", "group", "number", "shape", "dtype", "file", "line")

@@ -47,6 +47,11 @@ class Watch:
         self._is_quiet_told = False
         self._progress_s = time.monotonic()
 
+    @property
+    def posts(self) -> dict[int, Post]:
+        """The newest post of each rank that has posted, as far as we've read them."""
+        return self._posts
+
     def look(self) -> Finding | None:
         """Read the posts if there are new ones; return the hang if they prove one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from distlab.launch import control, forker
 from distlab.launch.config import LaunchError
+from distlab.runner.processes import end_descendants
 
 PRELOADED = ("torch", "distlab.distributed")
 # A signal to the whole group of processes is the agent's to answer, from the start.
@@ -54,8 +56,9 @@ class Forked:
         environment: Mapping[str, str],
         *,
         run_as: str = "script",
+        preloaded: Sequence[str] = PRELOADED,
     ) -> None:
-        """Start the forker, which imports torch in the background.
+        """Start the forker, which imports `preloaded` in the background.
 
         Raises:
             LaunchError: the system can't start the process.
@@ -74,7 +77,7 @@ class Forked:
                 self._forker = subprocess.Popen(
                     [
                         *(sys.executable, "-P", "-c", _PROGRAM),
-                        *(*map(str, descriptors), *PRELOADED),
+                        *(*map(str, descriptors), *preloaded),
                     ],
                     pass_fds=descriptors,
                     env={**environment, "PYTHONPATH": _python_path(environment)},
@@ -146,6 +149,22 @@ class Forked:
             if "ended" in words:
                 self._pids.pop(words["ended"], None)
                 yield Exited(words["ended"], words["code"])
+
+    def receive(self, limit_s: float) -> list[Exited | Heard]:
+        """Wait for messages and ends, `limit_s` seconds at most.
+
+        Raises:
+            LaunchError: the forker has ended.
+        """
+        with selectors.DefaultSelector() as selector:
+            for end in self.sockets:
+                selector.register(end, selectors.EVENT_READ)
+            readable = [key.fileobj for key, _ in selector.select(limit_s)]
+        return list(self.take(readable))  # type: ignore[arg-type]
+
+    def sweep(self) -> None:
+        """End whatever the processes have started and left behind."""
+        end_descendants(self._forker.pid)
 
     def close(self) -> None:
         """End the forker and everything that it has forked."""

@@ -126,3 +126,10 @@ def create(num_local: int) -> str:
     with os.fdopen(descriptor, "wb") as file:
         file.truncate(_SLOT * _KEPT * num_local * _AREAS)
     return path
+
+
+def remove(store: Any, key: str) -> None:
+    """Remove the file whose path is in the store, if ranks ended before all had it."""
+    if store.check([key]):
+        with contextlib.suppress(OSError):
+            os.unlink(store.get(key).decode())

@@ -48,6 +48,7 @@ DOCUMENTED = (
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 GUIDE = ("getting-started", "contents", "judging", "tutor", "instructors")
 LIBRARY = ("training", "library", "engines", "chaos", "deployment", "benchmarks")
+TOOLS = ("hangs", "audit", "pytest", "simulator")
 
 
 def anchor_of(title: str, _separator: str = "-") -> str:
@@ -218,8 +219,7 @@ def gather(source: Source) -> list[Any]:
         menu.append({f"{phase['number']} · {phase['title']}": pages})
     menu.append({"Concepts": add_concepts(source, units)})
     library = [source.add(docs / f"{name}.md") for name in LIBRARY]
-    names_of_tools = ("hangs", "audit", "simulator")
-    tools = [source.add(docs / f"{name}.md") for name in names_of_tools]
+    tools = [source.add(docs / f"{name}.md") for name in TOOLS]
     menu.append({"Use": [*tools, *library]})
     menu.append({"Reference": add_reference(source)})
     project = [source.add(ROOT / name) for name in ("CONTRIBUTING.md", "CHANGELOG.md")]

@@ -24,7 +24,8 @@ FLOORS = {
     "dtensors": 1, "attached": 1, "recorder": 1,
     "sim": 2, "runner": 2, "launch": 2, "flight": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
-    "run": 3, "audit": 3, "simulated": 3, "training": 3, "walkthroughs": 4,
+    "run": 3, "audit": 3, "pytest_plugin": 3, "simulated": 3, "training": 3,
+    "walkthroughs": 4,
     "tutor": 4, "chaos": 4,
     "cli": 5,
     "__main__": 6,
@@ -191,7 +192,7 @@ def checks_do_without_pytest(files: Files) -> list[str]:
     return [
         f"{path} imports {name}"
         for path, name in imports(files, "distlab/")
-        if within(name, "pytest", "_pytest")
+        if within(name, "pytest", "_pytest") and package(path) != "pytest_plugin"
     ]
 
 
