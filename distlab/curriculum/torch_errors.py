@@ -9,13 +9,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+COMMANDS = {
+    "run": (
+        "run -n 4 train.py",
+        "start the script this way, and a hang names its ranks, calls and lines",
+    ),
+    "audit": (
+        "audit train.py",
+        "run the script on simulated ranks, and look for mistakes of this kind",
+    ),
+    "explain-hang": (
+        "explain-hang dumps/",
+        "if torch's flight recorder has left dumps, get the same report from them",
+    ),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchError:
     """One error text: what it `means`, `why` it is not the cause, where to `look`.
 
-    `see` names misconceptions and tasks; `provoked` says that the example was seen
-    with this version of torch, not only read about.
+    `see` names misconceptions and tasks. `run` names the commands that find the cause
+    of a hang, keys of `COMMANDS`. `provoked` says that the example was seen with this
+    version of torch, not only read about.
     """
 
     name: str
@@ -26,6 +42,7 @@ class TorchError:
     why: str
     look: str
     see: tuple[str, ...]
+    run: tuple[str, ...] = ()
     provoked: bool = False
 
     def is_in(self, text: str) -> bool:
@@ -42,7 +59,7 @@ def read_torch_errors() -> tuple[TorchError, ...]:
 
 
 def _error(name: str, entry: dict[str, Any]) -> TorchError:
-    lists = {key: tuple(entry[key]) for key in ("patterns", "see")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("patterns", "see", "run")}
     return TorchError(name=name, **{**entry, **lists})
 
 

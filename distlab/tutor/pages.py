@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from distlab.curriculum import Curriculum
-from distlab.curriculum.torch_errors import TorchError
+from distlab.curriculum.torch_errors import COMMANDS, TorchError
 from distlab.tutor.concepts import Concept
 
 Lines = list[tuple[str, str]]
@@ -74,6 +74,8 @@ def torch_error_page(found: list[TorchError], command: Command = typed) -> Lines
     lines += _section("What it means", error.means)
     lines += _section("Why it is usually not the whole story", error.why)
     lines += _section("What to look at first", error.look)
+    if error.run:
+        lines += _section("What to run next", _to_run(error, command))
     lines.append(("plain", ""))
     for name in error.see:
         is_task = name[0].isdigit()
@@ -83,6 +85,12 @@ def torch_error_page(found: list[TorchError], command: Command = typed) -> Lines
         names = ", ".join(other.title for other in others[:3])
         lines.append(("dim", f"  also in this text, and likely because of it: {names}"))
     return lines
+
+
+def _to_run(error: TorchError, command: Command) -> str:
+    """Name the commands that find the cause, each above the reason to use it."""
+    told = (COMMANDS[name] for name in error.run)
+    return "\n".join(f"{command(verb)}\n    {reason}" for verb, reason in told)
 
 
 def rows(entries: Iterable[tuple[str, str]]) -> Lines:

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 from commonmark import rewrite  # noqa: E402
 
 from distlab.curriculum.misconceptions import read_misconceptions  # noqa: E402
-from distlab.curriculum.torch_errors import read_torch_errors  # noqa: E402
+from distlab.curriculum.torch_errors import COMMANDS, read_torch_errors  # noqa: E402
 from distlab.tutor.concepts import read_concepts  # noqa: E402
 
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
@@ -178,6 +178,8 @@ def add_concepts(source: Source, units: dict[str, str]) -> list[Any]:
     for error in read_torch_errors():
         parts.append(f"## {error.title} {{ #{error.name} }}\n")
         parts += [f"{escaped(text)}\n" for text in (error.means, error.why, error.look)]
+        for verb, reason in (COMMANDS[name] for name in error.run):
+            parts.append(f"`distlab {verb}`: {reason}.\n")
     source.write("concepts/errors.md", "\n".join(parts))
     pages.append({"Mistakes": "concepts/mistakes.md"})
     return [*pages, {"Errors of torch": "concepts/errors.md"}]
