@@ -105,20 +105,21 @@ def simulate(context: RankContext, settings: dict[str, Any]) -> None:
     with watching.installed():
         done = run_script(Script(*settings["script"]), world_size, around=around)
     for log in logs.values():
-        log.events += _from_workers(log)
+        log.events += events_of_workers(log)
     played = Played(
         world_size,
         done.outcome,
         done.explanation,
         [logs[rank] for rank in sorted(logs)],
-        [trouble for trouble in map(_trouble, done.ranks) if trouble],
+        [trouble for trouble in map(trouble_of, done.ranks) if trouble],
         done.ranks[0].output[-_MOST_OUTPUT:],
     )
     with (folder / "played.pickle").open("wb") as file:
         pickle.dump(played, file)
 
 
-def _trouble(record: Any) -> Trouble | None:
+def trouble_of(record: Any) -> Trouble | None:
+    """Return why a rank did not come to its end, None if it did."""
     if record.status == "finished":
         return None
     if record.error is not None:
@@ -137,7 +138,8 @@ def _users(frames: Any) -> Place | None:
     return None
 
 
-def _from_workers(log: Log) -> Iterator[Event]:
+def events_of_workers(log: Log) -> Iterator[Event]:
+    """Return what the workers of a rank's loaders wrote into the run's folder."""
     for path in sorted(Path(log.folder).glob(f"rank{log.rank}-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             note = json.loads(line)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distlab.audit.findings import Finding
 from distlab.audit.play import Played, play
+from distlab.audit.real import play_real
 from distlab.audit.trial import Trial
 from distlab.runner import Cluster
 from distlab.sim.torch.script import Script
@@ -51,12 +53,14 @@ def audit(
     num_ranks: int = 4,
     *,
     is_module: bool = False,
+    real: bool = False,
     ignore: frozenset[str] = frozenset(),
     cluster: Cluster | None = None,
 ) -> Report:
     """Run a script on `num_ranks` simulated ranks, and on one; return the findings.
 
-    With `is_module` the script is a module's name, as for `python -m`.
+    With `is_module` the script is a module's name, as for `python -m`; with `real` the
+    ranks are processes.
 
     Raises:
         ValueError: there is no such file, fewer than 2 ranks, or `ignore` has a name
@@ -78,28 +82,29 @@ def audit(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
         ranks = cluster or stack.enter_context(Cluster(preload=PRELOAD))
         asked = Script(target, tuple(arguments), is_module)
-        trial = _trial(ranks, asked, num_ranks, folder)
+        way = partial(play_real if real else play, ranks, asked)
+        trial = _trial(way, asked.target, num_ranks, folder)
     found = [f for f in findings(trial) if f.name not in ignore]
     many = trial.many
     return Report(target, num_ranks, many.outcome, found, trial.notes, many.output)
 
 
-PRELOAD = ("distlab.audit.play", "torch.distributed.fsdp", "distlab.sim.torch")
+PRELOAD = ("distlab.audit.real", "torch.distributed.fsdp", "distlab.sim.torch")
 
 
-def _trial(ranks: Cluster, script: Script, n: int, folder: Path) -> Trial:
-    many = play(ranks, script, n, folder / "many")
-    trial = Trial(script.target, many, many)
+def _trial(way: Callable[..., Played], target: str, n: int, folder: Path) -> Trial:
+    many = way(n, folder / "many")
+    trial = Trial(target, many, many)
     if not many.is_whole:
         trial.notes.append(
             "the run on one rank was left out, because the script did not end"
         )
         return trial
-    exact = _pair(ranks, script, n, folder)
+    exact = _pair(way, n, folder)
     if exact is not None:
         trial.pair, trial.one = exact
         return trial
-    alone = play(ranks, script, 1, folder / "one")
+    alone = way(1, folder / "one")
     if alone.is_whole:
         trial.one, trial.tolerance = alone, ROUNDING
         trial.notes.append(
@@ -111,10 +116,10 @@ def _trial(ranks: Cluster, script: Script, n: int, folder: Path) -> Trial:
 
 
 def _pair(
-    ranks: Cluster, script: Script, n: int, folder: Path
+    way: Callable[..., Played], n: int, folder: Path
 ) -> tuple[Played, Played] | None:
-    one = play(ranks, script, 1, folder / "one64", double=True)
+    one = way(1, folder / "one64", double=True)
     if not one.is_whole:
         return None
-    many = play(ranks, script, n, folder / "many64", double=True)
+    many = way(n, folder / "many64", double=True)
     return (many, one) if many.is_whole else None

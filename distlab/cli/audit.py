@@ -22,6 +22,9 @@ def audit(
         list[str] | None,
         typer.Option(help="Ignore findings with this name. Can be repeated."),
     ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run the ranks as processes, with gloo.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Find mistakes in a torch.distributed script by running it on simulated ranks.
@@ -43,6 +46,7 @@ def audit(
             arguments,
             num_ranks=n,
             is_module=is_module,
+            real=real,
             ignore=frozenset(ignore or ()),
         )
     if as_json:

@@ -70,6 +70,21 @@ def test_a_deadlock_as_json() -> None:
     assert finding["line"] in expected(Path(script))[1]
 
 
+def test_real_ranks_tell_the_same(cluster: Cluster) -> None:
+    script = WRONG / "09-layer-for-another-task.py"
+    report = audit(script, num_ranks=2, real=True, cluster=cluster)
+    assert report.outcome == "raised"
+    assert [finding.name for finding in report.findings] == ["unused-parameters"]
+    assert report.findings[0].at.line in expected(script)[1]
+
+
+def test_a_script_that_cannot_start(tmp_path: Path, cluster: Cluster) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfor\n")
+    (finding,) = audit(script, num_ranks=2, cluster=cluster).findings
+    assert finding.name == "failed"
+
+
 def test_the_corpus_is_large_enough_and_marked() -> None:
     wrong, right = list(WRONG.glob("*.py")), list(RIGHT.glob("*.py"))
     assert len(wrong) >= 40

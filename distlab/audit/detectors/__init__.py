@@ -32,9 +32,9 @@ DATA = (set_epoch, samples, padded_evaluation, random_numbers, means, scaling)
 
 def findings(trial: Trial) -> list[Finding]:
     """Return all findings, those of one cause once, sorted by line."""
-    found = [finding for part in FIRST for finding in part.find(trial)]
-    if trial.logs:
-        found += [finding for part in DATA for finding in part.find(trial)]
+    if not trial.logs:
+        return list(failed.find(trial))
+    found = [finding for part in (*FIRST, *DATA) for finding in part.find(trial)]
     real = [finding for finding in found if not finding.is_note]
     if not trial.many.is_whole:
         if not found:

@@ -1,0 +1,134 @@
+"""The same on real ranks: one process each, gloo, and no virtual time.
+
+For scripts that the simulator refuses. Nobody proves a deadlock here. If the ranks
+haven't come to their end in time, each writes down what it had done until then, and
+that is judged as a deadlock would be.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distlab.audit.log import Log
+from distlab.audit.play import (
+    MEMORY_GIB,
+    WALL_S,
+    Played,
+    events_of_workers,
+    trouble_of,
+)
+from distlab.runner import Cluster, Limits, RankContext
+
+if TYPE_CHECKING:
+    from distlab.sim.torch.script import Script
+
+_BEFORE_THE_END_S = 5.0  # a rank that hangs writes its log
+
+
+def play_real(
+    cluster: Cluster,
+    script: Script,
+    world_size: int,
+    folder: Path,
+    *,
+    double: bool = False,
+    wall_s: float = WALL_S,
+) -> Played:
+    """Run the script on real ranks; see `play`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "script": (script.target, script.args, script.is_module),
+        "folder": str(folder),
+        "double": double,
+        "port": _free_port(),
+        "seconds": wall_s - _BEFORE_THE_END_S,
+    }
+    limits = Limits(seconds=wall_s, memory_bytes=MEMORY_GIB << 30)
+    done = cluster.run(watch_one, world_size, settings, limits=limits, journal=False)
+    logs = []
+    for rank in range(world_size):
+        path = folder / f"rank{rank}.pickle"
+        if path.is_file():
+            with path.open("rb") as file:
+                logs.append(pickle.load(file))
+            logs[-1].events += events_of_workers(logs[-1])
+    stuck = done.outcome == "timeout" and len(logs) == world_size
+    return Played(
+        world_size,
+        "deadlock" if stuck else done.outcome,
+        done.explanation,
+        logs if len(logs) == world_size else [],
+        [trouble for trouble in map(trouble_of, done.ranks) if trouble],
+        done.ranks[0].output,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+# ── in the process of one rank ──────────────────────────────────────────────────────
+
+
+def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
+    """Run the script in this process as one rank, and write its log."""
+    import torch
+    import torch.distributed as dist
+
+    from distlab.audit import watching
+
+    rank, world_size = context.rank, context.world_size
+    if dist.is_initialized():
+        dist.destroy_process_group()  # the runner's own: the script makes one
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(settings["port"]),
+    }
+    torch.set_num_threads(1)
+    if settings["double"]:
+        torch.set_default_dtype(torch.float64)
+    folder = Path(settings["folder"])
+    with watching.installed(), watching.watched(rank, world_size, folder) as log:
+        timer = threading.Timer(settings["seconds"], _write, (log, folder))
+        timer.daemon = True
+        timer.start()
+        try:
+            _execute(*settings["script"])
+        finally:
+            timer.cancel()
+            _write(log, folder)
+
+
+def _execute(target: str, arguments: tuple[str, ...], is_module: bool) -> None:
+    import runpy
+
+    sys.argv = [target, *arguments]
+    try:
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(target).parent))
+            runpy.run_path(target, run_name="__main__")
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise RuntimeError(f"the script called sys.exit({left.code!r})") from left
+
+
+def _write(log: Log, folder: Path) -> None:
+    with (folder / f"rank{log.rank}.pickle").open("wb") as file:
+        pickle.dump(log, file)
