@@ -109,6 +109,7 @@ class Kernel:
         self._replaced: list[Fiber] = []  # of ranks that were started again
         self._held: list[Fiber] = []  # could go on, and are frozen
         self.closing = self._must_move = False
+        self.at_work = False  # in a rank's thread, on what all ranks have a part in
         self._carrier, self._can_move = carrier, can_move
         self.generators = generators or make_generators(lazy=False, every=False)
         # Whether ranks can hand over by themselves, as `fast` does.
@@ -335,6 +336,7 @@ class Kernel:
     def pause(self, fiber: Fiber) -> None:
         """Pass control to the next rank, which may be this one."""
         following: Fiber | None = None
+        self.at_work = True
         try:
             following = self._next()
             if following is fiber:
@@ -342,6 +344,8 @@ class Kernel:
             self.generators.take(fiber.numbers)
         except BaseException as error:  # not the rank's own: the hub raises it
             self._broken, following = error, None
+        finally:
+            self.at_work = False
         if following is not None and following.started:
             self.current = following
             self._carrier.switch(following.strand)

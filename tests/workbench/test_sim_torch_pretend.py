@@ -180,13 +180,15 @@ def test_os_exit_ends_the_rank_only(play: Callable[..., SimRun]) -> None:
 def test_memory_is_what_lives(play: Callable[..., SimRun]) -> None:
     ranks: list[Rank] = []
     text = """
-import torch
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.zeros(1500))
 kept = torch.zeros(1000)
 view = kept[10:]
 for _ in range(5):
     lost = torch.ones(2000) * 2
     del lost
 """
-    assert play(text, 2, on_rank=ranks.append).outcome == "finished"
+    assert play(text, 4, on_rank=ranks.append).outcome == "finished"
     for rank in ranks:
         assert rank.memory.peak == 4 * (1000 + 2 * 2000)

@@ -59,7 +59,8 @@ class Rank:
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
         self.store: Any = None  # torch holds on to half of it only
         self.per_node, self.device_index = context.world_size, 0
-        self.memory, self.pretends = Memory(), False  # to have a GPU
+        self.memory = Memory(innermost(self.comm).group.kernel)
+        self.pretends = False  # to have a GPU
         self.users: Collection[str] = ()  # names of the modules that are the user's
         self.at_exit: list[Callable[[], object]] = []
         self.notes: set[str] = set()  # how the run differs from one on real ranks
@@ -166,8 +167,13 @@ def post(
     flights: list[Flight] = []
 
     def begin() -> Any:
-        inner.group.kernel.enter()
-        flights.append(start(inner))
+        kernel = inner.group.kernel
+        kernel.enter()
+        kernel.at_work = True
+        try:
+            flights.append(start(inner))
+        finally:
+            kernel.at_work = False
         peer = call.dst if call.dst is not None else call.src
         return SimWork(inner, flights[0], peer, flights[0].call()["n"])
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from distlab.sim.kernel import Kernel
+
 
 def on_cpu(device: Any) -> Any:
     """The device that is meant, in this process: "cuda" is "cpu"."""
@@ -30,12 +32,15 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
 class Memory:
     """The storages that a rank's operators made and that still exist, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         self.live = self.peak = 0
         self._storages: dict[int, Any] = {}
 
     def note(self, out: Any) -> None:
         """Take note of what an operator returned: a tensor, or several."""
+        if self._kernel.at_work:
+            return  # it computes what a collective gives to all ranks
         if isinstance(out, torch.Tensor):
             self._note(out)
         elif isinstance(out, (tuple, list)):
