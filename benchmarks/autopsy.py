@@ -11,6 +11,7 @@ that rank is, and we don't count their seconds.
 
     distlab bench autopsy [--json] [NAME …]    exits with 1 when a bar is missed
     distlab bench autopsy --torch              what torch says of the same scripts
+    distlab bench autopsy --overhead           what recording costs a step of DDP
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks._autopsy_corpus import APART, Script, scripts  # noqa: E402
+from benchmarks._autopsy_cost import overhead  # noqa: E402
 from benchmarks._autopsy_runs import Ended, run_and_explain  # noqa: E402
 from benchmarks._autopsy_torch import in_torchs_words, table  # noqa: E402
 
@@ -156,15 +158,27 @@ def measure(chosen: Sequence[Script], *, limit_s: float, jobs: int) -> Line:
     }
 
 
+def _tell_overhead(*, as_json: bool) -> int:
+    results = overhead()
+    if as_json:
+        print(json.dumps({"bench": "autopsy", "results": results}, indent=1))
+    for line in [] if as_json else results:
+        print(f"{line['name']:<22} {line['value']:.4f}, at most {line['upper']:.4f}")
+    return 1 if missed({"results": results}) else 0
+
+
 def main() -> int:
     """Measure and print; returns 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only these scripts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--torch", action="store_true", help="torch's own words")
+    parser.add_argument("--overhead", action="store_true", help="cost of a DDP step")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds per script")
     arguments = parser.parse_args()
+    if arguments.overhead:
+        return _tell_overhead(as_json=arguments.json)
     chosen = [
         script
         for script in (*scripts("hangs"), *scripts("right"))
