@@ -83,6 +83,8 @@ def find_hang(records: Records) -> Hang:
 
 def current_call(records: Records, rank: int) -> Call | None:
     """The call in which a rank waits, or else its last one."""
+    if rank in records.waits:
+        return records.waits[rank]
     calls = records.dumps[rank].calls
     under_way = [call for call in calls if not call.done]
     if under_way:

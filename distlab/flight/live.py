@@ -105,6 +105,7 @@ def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
             },
         },
         ended=frozenset(r for r, p in posts.items() if p["state"] == "ended"),
+        waits={r: c for r in dumps if (c := _waits_in(posts[r], dumps[r])) is not None},
         is_live=True,
     )
 
@@ -151,6 +152,21 @@ def _dump(post: Post, groups: Mapping[str, Any]) -> Dump:
             for call in calls
         ]
     return replace(dump, calls=tuple(calls), whole=True)
+
+
+def _waits_in(post: Post, dump: Dump) -> Call | None:
+    """The call of the rank's main thread; None if it is none of those on record."""
+    act = next((t["act"] for t in post["threads"] if t["main"]), None)
+    if act is None or act["kind"] == "unfinished" or post["state"] != "still":
+        return None
+    mine = _of_act(int(post["rank"]), act)
+    if not mine.number and act["kind"] == "collective":
+        mine = replace(mine, number=_last(dump, act["group"]))
+    same = (mine.group, mine.number, mine.op, mine.src, mine.dst, mine.tag)
+    for call in dump.calls:
+        if (call.group, call.number, call.op, call.src, call.dst, call.tag) == same:
+            return replace(call, place=call.place or mine.place)
+    return None
 
 
 def _is_inside_torch(thread: Mapping[str, Any]) -> bool:

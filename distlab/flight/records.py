@@ -20,7 +20,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,8 @@ class Records:
     """Of groups that are none of torch's: what a sentence calls them."""
     ended: frozenset[int] = frozenset()
     """The ranks whose processes are known to have ended."""
+    waits: Mapping[int, Call] = field(default_factory=dict)
+    """The call in which a rank's main thread waits, where that is known."""
     is_live: bool = False
     """Messages are on record too, because we recorded them ourselves."""
 

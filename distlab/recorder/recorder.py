@@ -152,6 +152,7 @@ class Recorder:
         self._last = signature
         if has_moved:
             self._moved_s = now_s
+            self._ticks.clear()
         if threads and not has_moved and self._all_wait(threads):
             if self._posted != signature:
                 self._posted = signature
@@ -180,7 +181,6 @@ class Recorder:
                     "ident": ident,
                     "at": (id(frame), frame.f_lasti),
                     "act": _outermost(seats) if seats else None,
-                    "sleeps": self._sleeps(ident),
                     "main": ident == main,
                     "frame": frame,
                 }
@@ -193,6 +193,8 @@ class Recorder:
         A thread inside torch's C++ code, such as backward(), waits for the calls that
         are under way if there are any.
         """
+        for thread in threads:
+            thread["sleeps"] = self._sleeps(thread["ident"])
         if not all(thread["sleeps"] for thread in threads):
             return False
         unknown = [thread for thread in threads if thread["act"] is None]
@@ -420,7 +422,7 @@ def _thread(thread: dict[str, Any]) -> dict[str, Any]:
     act: Act | None = thread["act"]
     return {
         "main": thread["main"],
-        "sleeps": thread["sleeps"],
+        "sleeps": thread.get("sleeps", False),
         "act": act and _act(act),
         "place": place_of(frame),
         "stack": stack_of(frame),
