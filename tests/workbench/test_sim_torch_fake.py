@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +145,23 @@ def test_a_model_that_is_built_on_meta_takes_no_memory_either() -> None:
         assert peak["parameters"] == GIB / 2
 
 
+def copied_and_saved(folder: str) -> tuple[int, int]:
+    layer = nn.Linear(16384, 16384, bias=False)
+    layer.register_buffer("mean", torch.zeros(16384, 16384))
+    copy.deepcopy(layer)
+    path = Path(folder) / f"{dist.get_rank()}.pt"
+    torch.save(layer.state_dict(), path)
+    return sim_torch.memory().peak_total // GIB, path.stat().st_size
+
+
+def test_copies_are_accounted_and_files_are_empty(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = sim_torch.run(copied_and_saved, 2, str(tmp_path), fake=True)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * 1024 < GIB / 4
+    assert done.require_finished().values == [(4, 0)] * 2
+
+
 def attention(heads: int) -> float:
     query, key, value = torch.randn(3, 2, heads, 128, 64, requires_grad=True)
     functional.scaled_dot_product_attention(query, key, value).sum().backward()
@@ -240,11 +259,12 @@ def raises() -> None:
 
 def torchs_own() -> list[Any]:
     kinds = (torch.Tensor, torch.UntypedStorage)
-    names = ("item", "tolist", "__bool__", "__repr__", "resize_", "nbytes", "numpy")
+    names = ("item", "tolist", "__bool__", "__repr__", "resize_", "nbytes", "clone")
     hooks = torch.nn.modules.module._global_parameter_registration_hooks
     return [
         *(vars(kind).get(name) for kind in kinds for name in names),
         len(hooks),
+        torch.save,
     ]
 
 

@@ -132,13 +132,13 @@ class ResizedStorages:
     changes, and what the storage says about itself.
     """
 
-    NAMES = ("resize_", "nbytes")  # size() asks for the latter
+    NAMES = ("resize_", "nbytes", "clone")  # size() asks nbytes, deepcopy() clones
 
     def __init__(self) -> None:
         kind: Any = torch.UntypedStorage
         self._kind = kind
         self._before = {name: vars(kind).get(name) for name in self.NAMES}
-        resize, nbytes = kind.resize_, kind.nbytes
+        resize, nbytes, clone = kind.resize_, kind.nbytes, kind.clone
 
         def resize_(storage: Any, num_bytes: int) -> Any:
             watch = getattr(storage, "_distlab_watch", None)
@@ -156,7 +156,15 @@ class ResizedStorages:
             number: int = nbytes(storage) if watch is None else watch.num_bytes
             return number
 
-        kind.resize_, kind.nbytes = resize_, now_bytes
+        def cloned(storage: Any) -> Any:
+            watch = getattr(storage, "_distlab_watch", None)
+            if watch is None:
+                return clone(storage)
+            made = addresses().storage(watch.num_bytes)
+            watch.account.add(made, watch.num_bytes, watch.kind)
+            return made
+
+        kind.resize_, kind.nbytes, kind.clone = resize_, now_bytes, cloned
 
     def undo(self) -> None:
         """Put torch's own methods back."""

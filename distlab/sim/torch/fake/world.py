@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -44,6 +47,8 @@ class FakeWorld:
         try:
             undo.append(ResizedStorages().undo)
             undo.append(ToldByTensors(self.fakes).undo)
+            undo.append(partial(setattr, torch, "save", torch.save))
+            torch.save = _saving(torch.save)
             for handle in (
                 register_module_parameter_registration_hook(_registered),
                 register_optimizer_step_pre_hook(_before_step),
@@ -103,6 +108,20 @@ def _registered(module: nn.Module, name: str, parameter: Any) -> None:
         mine.modules.add(module)
         if parameter is not None:
             become(parameter, PARAMETERS)
+
+
+def _saving(before: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(before)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        rank = here()
+        if rank is None or rank.fake is None:
+            before(obj, f, *args, **kwargs)
+            return
+        if isinstance(f, (str, os.PathLike)):
+            Path(f).write_bytes(b"")
+        rank.notes.add("files of torch.save are empty: fake tensors have no values")
+
+    return save
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
