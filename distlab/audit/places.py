@@ -28,12 +28,18 @@ def is_users(file: str) -> bool:
     return not file.startswith("<") and not is_library(Path(file))
 
 
+@functools.cache
+def real_file(file: str) -> str:
+    """Return the path of a file, however the script came to it."""
+    return str(Path(file).resolve())
+
+
 def here() -> Place | None:
     """Return the innermost line of the user's code on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return Place(frame.f_code.co_filename, frame.f_lineno)
+            return Place(real_file(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlab.audit.log import Event, Log
-from distlab.audit.places import Place, is_users
+from distlab.audit.places import Place, is_users, real_file
 from distlab.runner import Cluster, Limits, RankContext
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def play(
     wall_s: float = WALL_S,
 ) -> Played:
     """Run the script on simulated ranks; `double` makes float64 the default dtype."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {
+        "work": working_folder(folder),
         "script": (script.target, script.args, script.is_module),
         "world_size": world_size,
         "folder": str(folder),
@@ -79,6 +80,19 @@ def play(
     return played
 
 
+def working_folder(folder: Path) -> str:
+    """Make a folder with links to all that is in the current one.
+
+    A script finds its files there, but the files that it makes are not there when it
+    runs the next time: a checkpoint would have it go on where it ended.
+    """
+    work = folder / "work"
+    work.mkdir(parents=True)
+    for entry in Path.cwd().iterdir():
+        (work / entry.name).symlink_to(entry.resolve())
+    return str(work)
+
+
 # ── in the process that simulates ───────────────────────────────────────────────────
 
 
@@ -91,6 +105,7 @@ def simulate(context: RankContext, settings: dict[str, Any]) -> None:
 
     folder = Path(settings["folder"])
     world_size = settings["world_size"]
+    os.chdir(settings["work"])
     torch.set_num_threads(1)
     if settings["double"]:
         torch.set_default_dtype(torch.float64)
@@ -134,7 +149,7 @@ def trouble_of(record: Any) -> Trouble | None:
 def _users(frames: Any) -> Place | None:
     for file, line in reversed(list(frames)):
         if is_users(file):
-            return Place(file, line)
+            return Place(real_file(file), line)
     return None
 
 

@@ -22,6 +22,7 @@ from distlab.audit.play import (
     Played,
     events_of_workers,
     trouble_of,
+    working_folder,
 )
 from distlab.runner import Cluster, Limits, RankContext
 
@@ -41,8 +42,8 @@ def play_real(
     wall_s: float = WALL_S,
 ) -> Played:
     """Run the script on real ranks; see `play`."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {
+        "work": working_folder(folder),
         "script": (script.target, script.args, script.is_module),
         "folder": str(folder),
         "double": double,
@@ -98,6 +99,7 @@ def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(settings["port"]),
     }
+    os.chdir(settings["work"])
     torch.set_num_threads(1)
     if settings["double"]:
         torch.set_default_dtype(torch.float64)
