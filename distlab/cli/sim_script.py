@@ -94,7 +94,10 @@ def sim_script(
         "flops_per_s": flops,
         **_facts(done, per_node),
         "memory_most_bytes": max((r.memory.peak for r in ranks), default=0),
-        "notes": sorted({note for rank in ranks for note in rank.notes}),
+        "notes": [
+            *sorted({n for r in ranks for n in r.notes}),
+            *_shared_by_ranks(done),
+        ],
         "simulated_in_s": round(time.perf_counter() - started, 3),
     }
     pages = _written(done, row, html, perfetto, open_it=open_it)
@@ -211,6 +214,26 @@ def sentence_of(done: SimRun) -> str:
         has = "has" if len(left) == 1 else "have"
         return f"{hang.sentence}; {ranks_in_words(left)} {has} already finished"
     return hang.sentence
+
+
+def _shared_by_ranks(done: SimRun) -> list[str]:
+    """The package in which a rank failed: perhaps others had changed its state."""
+    first = done.primary()
+    if first is None or first.error is None or first.error.type == "Refused":
+        return []
+    for file, _ in reversed(first.error.frames):
+        parts = Path(file).parts
+        if "site-packages" in parts[:-1]:
+            package = parts[parts.index("site-packages") + 1].removesuffix(".py")
+            if package not in _STATELESS:
+                return [
+                    f"all ranks share one {package}: if it keeps state, try "
+                    f"--own {package}"
+                ]
+    return []
+
+
+_STATELESS = ("torch", "numpy")
 
 
 def _written(

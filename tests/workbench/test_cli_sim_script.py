@@ -123,6 +123,27 @@ def test_a_module(folder: Path) -> None:
     assert "package ['--json']" in done.stdout
 
 
+def test_a_package_that_keeps_state_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = folder / "site-packages"
+    installed.mkdir()
+    (installed / "keeper.py").write_text(
+        "users = []\n"
+        "def enter():\n"
+        "    assert not users, 'somebody is here'\n"
+        "    users.append(1)\n"
+    )
+    monkeypatch.syspath_prepend(installed)
+    row, done = figures("import keeper\nkeeper.enter()")
+    assert done.exit_code == 1
+    (note,) = row["notes"]
+    assert "--own keeper" in note
+    row, done = figures("import keeper\nkeeper.enter()", options=("--own", "keeper"))
+    assert done.exit_code == 0
+    assert row["notes"] == []
+
+
 def test_where_ranks_are_placed() -> None:
     assert placed(64, "", 0) == (64, 64)
     assert placed(64, "", 8) == (64, 8)
