@@ -21,6 +21,7 @@ behind compute on GPUs, it waits for here, as it does with gloo.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection
@@ -46,6 +47,8 @@ TESTED = ("2.11", "2.12", "2.13", "2.14")
 """The versions of torch whose private names are known to be as they are used here."""
 
 _BUSY = threading.Lock()
+# On a CPU build it says that triton's kernels, of which there are none, don't count.
+logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
 
 __all__ = ["TESTED", "memory", "now_s", "run"]
 
