@@ -1,9 +1,11 @@
 """`distlab explain-hang`: what dumps of torch's flight recorder say about a hang.
 
-The dumps of gloo are real: flight_ranks.py hangs and writes them. No GPU was at hand to
-record NCCL's, so `entry` and `dump` build them after the fields in torch's
-FlightRecorder.hpp, version 2.10, and after the names and states that torch's own reader
-expects (torch/distributed/flight_recorder/components/types.py).
+The dumps of gloo are real: flight_ranks.py hangs and writes them. One of NCCL's is, too:
+nccl_rank_1.json was written by torch 2.11 on an H100 when the watchdog of rank 1 timed
+out, and has other folders since. All other cases of NCCL are built by `entry` and `dump`
+after the fields in torch's FlightRecorder.hpp, version 2.10, and after the names and
+states that torch's own reader expects
+(torch/distributed/flight_recorder/components/types.py).
 """
 
 from __future__ import annotations
@@ -194,6 +196,21 @@ def find(
 
 def start(op: str, number: int, size: Sequence[int] = (4,), **options: Any) -> Entry:
     return entry(op, number, size, state="started", **options)
+
+
+def test_nccl_as_it_was_recorded() -> None:
+    records = read_dumps([Path(__file__).with_name("nccl_rank_1.json")])
+    found = find_hang(records)
+    assert (found.kind, found.absent) == ("no-dump", (0,))
+    call = found.calls[1]
+    assert (call.op, call.number, call.shape, call.done) == (
+        "all_reduce",
+        4,
+        (3,),
+        False,
+    )
+    assert call.place == ("/home/user/train.py", 16)
+    assert [c.done for c in records.dumps[1].calls] == [True, True, True, False]
 
 
 def test_nccl_size(tmp_path: Path) -> None:
