@@ -260,10 +260,13 @@ class _Proof:
             calls = ranks.get(rank, {})
             for number in range(first, max(calls, default=0) + 1):
                 call = calls.get(number)
+                like = [ranks.get(other, {}).get(number) for other in members]
+                knows_roots = all(c is None or c.root is not None for c in like)
                 self._record(
                     rank,
                     (group[0], number),
                     op=call.op if call else _UNKNOWN,
+                    root=call.root if call and knows_roots else None,
                     group=repr(group),
                     members=members,
                     **({} if call is None else _moved(call)),

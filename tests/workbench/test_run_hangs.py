@@ -204,6 +204,7 @@ def test_two_operations_are_a_mismatch() -> None:
     [
         ({"dtype": "float64"}, "dtype"),
         ({"inputs": [[4]]}, "size"),
+        ({"root": 1}, "root"),
     ],
 )
 def test_unlike_arguments_are_a_mismatch(other: dict[str, Any], differ: str) -> None:
@@ -309,6 +310,11 @@ def test_a_thread_that_can_go_on_lets_its_rank_go_on() -> None:
     both = Rank([collective(REDUCE), message("recv", 1, 0)])
     sender = Rank([collective(BARRIER, 1, group="rows")], [message("send", 1, 0)])
     assert found(both, sender, WAITING) is None
+
+
+def test_a_root_that_is_not_known_everywhere_proves_nothing() -> None:
+    calls = [collective("reduce", root=root) for root in (0, None, 0)]
+    assert found(*[Rank([act]) for act in calls]) is None
 
 
 # ── a call held back ────────────────────────────────────────────────────────────────
