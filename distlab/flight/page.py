@@ -19,6 +19,7 @@ _ADVICE = {
     "dtype": "Convert the tensor to one dtype on all ranks.",
     "size": "Use tensors of the same size on all ranks, or pad them.",
     "root": "Pass the same src or dst on all ranks.",
+    "reduce op": "Pass the same op on all ranks.",
     "absent": "Find out what this rank did after its last call. Did it leave its loop "
     "early, raise an exception, or spend its time computing?",
     "no-dump": "Check the logs of these ranks, and whether they ran out of memory or "
@@ -29,6 +30,19 @@ _ADVICE = {
     "agree": "As far as we can see, the program is right. Check the network and the "
     "GPUs, and look for a rank that is slow.",
 }
+_CONCEPTS = {
+    "operation": "order-of-calls",
+    "dtype": "dtype-and-shape",
+    "size": "dtype-and-shape",
+    "root": "broadcast",
+    "reduce op": "all-reduce",
+    "absent": "unequal-shards",
+    "no-dump": "rank-failure",
+    "circle": "order-of-calls",
+    "apart": "process-group",
+    "agree": "hang",
+}
+"""What `distlab explain` says more about."""
 _GLOO = (
     "Gloo doesn't record send or recv, so a rank that seems to be in no call may be in "
     "one of them."
@@ -58,9 +72,21 @@ def table(rows: Sequence[Sequence[str]]) -> list[Line]:
     return lines
 
 
+def concept_of(hang: Hang) -> str:
+    """The name under which `distlab explain` explains such a hang."""
+    first = next(iter(hang.calls.values()), None)
+    if hang.kind == "circle" and first is not None and first.src is not None:
+        return "send-and-recv"
+    return _CONCEPTS[hang.differ or hang.kind]
+
+
 def notes_on(records: Records, hang: Hang) -> list[str]:
     """What to look at first, and what these dumps cannot show."""
-    notes = [_ADVICE[hang.differ or hang.kind]] if hang.kind != "finished" else []
+    notes = []
+    if hang.kind != "finished":
+        concept = concept_of(hang)
+        advice = _ADVICE[hang.differ or hang.kind]
+        notes = [f"{advice} `distlab explain {concept}` tells you more."]
     backends = {dump.backend for dump in records.dumps.values()}
     is_gloo = "gloo" in backends and not records.is_live
     if is_gloo and hang.kind in ("absent", "finished"):
@@ -130,6 +156,7 @@ def as_json(records: Records, hang: Hang) -> dict[str, Any]:
         "calls": [_call(records, call) for call in hang.calls.values()],
         "ranks": [_rank(records, hang, rank) for rank in _all(records)],
         "notes": notes_on(records, hang),
+        "explain": None if hang.kind == "finished" else concept_of(hang),
     }
 
 

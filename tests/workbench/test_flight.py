@@ -1,10 +1,10 @@
 """`distlab explain-hang`: what dumps of torch's flight recorder say about a hang.
 
-The dumps of gloo are real: flight_ranks.py hangs and writes them. One of NCCL's is, too:
-nccl_rank_1.json was written by torch 2.11 on an H100 when the watchdog of rank 1 timed
-out, and has other folders since. All other cases of NCCL are built by `entry` and `dump`
-after the fields in torch's FlightRecorder.hpp, version 2.10, and after the names and
-states that torch's own reader expects
+The dumps of gloo are real: flight_ranks.py hangs and writes them. One of NCCL's is real
+as well: nccl_rank_1.json was written by torch 2.11 on an H100 when the watchdog of rank
+1 timed out, and only its folders were renamed. All other cases of NCCL are built by
+`entry` and `dump` after the fields in torch's FlightRecorder.hpp, version 2.10, and
+after the names and states that torch's own reader expects
 (torch/distributed/flight_recorder/components/types.py).
 """
 
