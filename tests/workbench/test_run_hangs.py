@@ -25,6 +25,7 @@ from distlab.recorder.journal import Act
 from distlab.recorder.recorder import _act
 from tests.workbench.golden import Golden
 
+TRAIN = str(Path("train.py").absolute())  # as it is shown from here
 WORLD = "0"
 GROUPS = {WORLD: (0, 1, 2), "rows": (0, 1), "columns": (0, 1)}
 Post = dict[str, Any]
@@ -36,7 +37,7 @@ def collective(op: str, number: int = 1, line: int = 1, **facts: Any) -> Act:
     facts = {"inputs": [[3]], "outputs": [[3]], "dtype": "float32"} | facts
     if op == "barrier":
         facts |= {"inputs": [], "outputs": [], "dtype": ""}
-    place = ("/home/me/train.py", line)
+    place = (TRAIN, line)
     return Act(
         "collective",
         op,
@@ -57,12 +58,12 @@ def message(op: str, src: int, dst: int, number: int = 1, **facts: Any) -> Act:
 
 
 def meeting(op: str, number: int = 1, line: int = 1) -> Act:
-    place, members = ("/home/me/train.py", line), GROUPS[WORLD]
+    place, members = (TRAIN, line), GROUPS[WORLD]
     return Act("meeting", op, "new groups", number, members=members, place=place)
 
 
 def store(key: str, *, gives_up: bool = False) -> Act:
-    place = ("/home/me/train.py", 1)
+    place = (TRAIN, 1)
     return Act("store", "store.get", key, place=place, gives_up=gives_up)
 
 
@@ -133,7 +134,7 @@ def post(number: int, rank: Rank) -> Post:
                 "sleeps": rank.state == "still",
                 "act": _act(act),
                 "place": act.place,
-                "stack": [["/home/me/train.py", act.place[1], "step"]]
+                "stack": [[TRAIN, act.place[1], "step"]]
                 if act.place
                 else [],
             }
@@ -290,7 +291,7 @@ WAITING = Rank([collective(REDUCE)])
         Rank([], state="failed"),
         Rank([collective(REDUCE)]),  # all have come: the network is at it
         Rank([store("key", gives_up=True)]),
-        Rank([Act("unfinished", "wait", place=("/home/me/train.py", 1))]),
+        Rank([Act("unfinished", "wait", place=(TRAIN, 1))]),
         Rank([collective(BARRIER, gives_up=True)]),
     ],
 )
