@@ -74,6 +74,8 @@ TEXTS = {
     "Collective WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=3, Timeout(ms)=1800000) "
     "raised the following async exception: NCCL error: remote process exited or there "
     "was a network error, NCCL version 2.28.9": "nccl-remote-ended",
+    "failure detected by watchdog at work sequence id: 4 PG status: last enqueued "
+    "work: 4, last completed work: 3": "nccl-watchdog-ends-the-process",
     "ProcessGroupNCCL's watchdog got stuck for 480 seconds": "nccl-watchdog-stuck",
     "Expected to have finished reduction in the prior iteration": "unused-parameters",
     "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 "
