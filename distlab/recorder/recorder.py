@@ -38,6 +38,8 @@ _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
 Judge = Callable[[Any, int], Callable[[], object]]
 """From the job's store and number of ranks to a function that looks at the posts."""
+_WAITING = ("autograd/", "distributed/", "nn/parallel/", "_ops.py", "futures/")
+"""Files of torch from which C++ code is called that waits for other ranks."""
 _JOINING = ("_shutdown", "join", "_wait_for_tstate_lock")
 
 
@@ -68,7 +70,10 @@ class Recorder:
         self._ticks: dict[int, tuple[str, str]] = {}
         self._moved_s = self._beat_s = time.monotonic()
         self._verdict = threading.Event()
-        self._torch = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
+        torch = os.path.dirname(sys.modules["torch"].__file__ or "")
+        self._waiting = tuple(
+            os.path.join(torch, *path.split("/")) for path in _WAITING
+        )
 
     def start(self) -> None:
         """Look from a thread of our own."""
@@ -190,8 +195,9 @@ class Recorder:
     def _all_wait(self, threads: list[dict[str, Any]]) -> bool:
         """Return True if each thread sleeps in a call, and say so in `threads`.
 
-        A thread inside torch's C++ code, such as backward(), waits for the calls that
-        are under way if there are any.
+        A thread in backward(), or in C++ code that torch.distributed has called, waits
+        for the calls that are under way if there are any. Elsewhere in torch, such as
+        in torch.load, it may wait for a file.
         """
         for thread in threads:
             thread["sleeps"] = self._sleeps(thread["ident"])
@@ -199,8 +205,7 @@ class Recorder:
             return False
         unknown = [thread for thread in threads if thread["act"] is None]
         for thread in unknown:
-            file = thread["frame"].f_code.co_filename
-            if not file.startswith(self._torch) or "utils/data" in file:
+            if not thread["frame"].f_code.co_filename.startswith(self._waiting):
                 return False
         if unknown and not _num_under_way():
             return False
