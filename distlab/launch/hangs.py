@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from distlab.launch.config import LaunchConfig
+from distlab.recorder.agreement import remove
 from distlab.recorder.attach import variables
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ class Hangs:
         from distlab.flight.told import tell_on_stderr
         from distlab.flight.watch import LOOK_S, Watch
 
-        config = self._config
+        config, prefix = self._config, f"distlab/{generation - 1}/"
         with contextlib.suppress(RuntimeError):  # the store's, when the job is over
             store = TCPStore(*where, None, False, _PATIENCE, wait_for_workers=False)
             watch: Watch = Watch(
                 store,
-                f"distlab/{generation - 1}/",
+                prefix,
                 world_size,
                 tell_on_stderr(config.hang_report, with_stacks=config.hang_stacks),
                 ends=config.on_hang != "report",
@@ -80,3 +81,4 @@ class Hangs:
             )
             while not is_over.wait(LOOK_S):
                 self.finding = watch.look() or self.finding
+            remove(store, f"{prefix}shared/0")  # of ranks that ended while they met
