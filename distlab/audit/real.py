@@ -1,8 +1,9 @@
-"""The same on real ranks: one process each, gloo, and no virtual time.
+"""Run the script on real ranks: one process for each, with gloo and on real time.
 
-For scripts that the simulator refuses. Nobody proves a deadlock here. If the ranks
-haven't come to their end in time, each writes down what it had done until then, and
-that is judged as a deadlock would be.
+This is for scripts that the simulator refuses. If some ranks haven't finished when the
+time is up, which takes two minutes, every rank writes its log, and we treat the run as
+a deadlock. `distlab run` proves a hang of real ranks in about a second, but we don't
+use its proof here yet.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from distlab.runner import Cluster, Limits, RankContext
 if TYPE_CHECKING:
     from distlab.sim.torch.script import Script
 
-_BEFORE_THE_END_S = 5.0  # a rank that hangs writes its log
+_BEFORE_THE_END_S = 5.0  # so that a rank that hangs has time to write its log
 
 
 def play_real(
@@ -89,7 +90,7 @@ def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
 
     rank, world_size = context.rank, context.world_size
     if dist.is_initialized():
-        dist.destroy_process_group()  # the runner's own: the script makes one
+        dist.destroy_process_group()  # the runner's, because the script makes its own
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
