@@ -93,6 +93,8 @@ class Epoch:
     at: Place | None
     sampler_epoch: int | None
     length: int | None
+    part: list[int] | None = None
+    """Of a Subset: the indices of its samples in the whole data set."""
     indices: list[int] | None = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -109,7 +111,8 @@ def epochs(log: Log, loader: int) -> list[Epoch]:
         if event["loader"] != loader:
             continue
         if event.kind == "epoch":
-            found[number] = Epoch(event.at, event["sampler_epoch"], event["length"])
+            facts = event["sampler_epoch"], event["length"], event["part"]
+            found[number] = Epoch(event.at, *facts)
         elif event.kind == "fetch":
             fetched.append(event)
         elif number in found:

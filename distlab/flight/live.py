@@ -27,6 +27,7 @@ Post = Mapping[str, Any]
 """What `distlab.recorder.recorder` writes."""
 
 _STORE = "store"
+_COMPARED = ("collective", "backward")  # calls that a rank may hold back
 _UNKNOWN = "?"  # a call before the first that is on record
 
 
@@ -140,7 +141,7 @@ def _dump(post: Post, groups: Mapping[str, Any]) -> Dump:
     for log in (*post["sends"], *post["recvs"]):
         calls += [_of_act(rank, act) for act in log["newest"]]
     for act in _acts(post):
-        if act["kind"] == "collective" and not act["number"]:  # not started yet
+        if act["kind"] in _COMPARED and not act["number"]:  # not started yet
             calls.append(_of_act(rank, act, _last(dump, act["group"]) + 1))
         elif act["kind"] == _STORE:
             calls.append(_of_act(rank, act))
@@ -160,7 +161,7 @@ def _waits_in(post: Post, dump: Dump) -> Call | None:
     if act is None or act["kind"] == "unfinished" or post["state"] != "still":
         return None
     mine = _of_act(int(post["rank"]), act)
-    if not mine.number and act["kind"] == "collective":
+    if not mine.number and act["kind"] in _COMPARED:
         mine = replace(mine, number=_last(dump, act["group"]))
     same = (mine.group, mine.number, mine.op, mine.src, mine.dst, mine.tag)
     for call in dump.calls:

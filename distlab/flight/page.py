@@ -17,11 +17,12 @@ _ADVICE = {
     "operation": "Every rank must make the same calls in the same order, so look for "
     "a branch on the rank, or for data that differs between ranks.",
     "dtype": "Convert the tensor to one dtype on all ranks.",
-    "size": "Use tensors of the same size on all ranks, or pad them.",
+    "size": "Use tensors of the same size on all ranks, or pad them. If these are "
+    "different tensors, the ranks make their calls in different orders.",
     "root": "Pass the same src or dst on all ranks.",
     "reduce op": "Pass the same op on all ranks.",
-    "absent": "Find out what this rank did after its last call. Did it leave its loop "
-    "early, raise an exception, or spend its time computing?",
+    "absent": "Either a rank has left its loop early, raised an exception or is still "
+    "computing, or the ranks that wait have made a call that the others don't make.",
     "no-dump": "Check the logs of these ranks, and whether they ran out of memory or "
     "were preempted.",
     "circle": "Make these calls in the same order on all ranks.",

@@ -39,16 +39,24 @@ def attach(judge: Judge | None = None) -> None:
         return  # not a rank, or started by one
     os.environ[OWNER] = owner
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", BUFFER)
-    begin = functools.partial(_begin, judge)
-    after_import({"torch.distributed.distributed_c10d": begin})
+    journal = Journal()
+    after_import(
+        {
+            "torch.distributed.distributed_c10d": functools.partial(
+                _begin, journal, judge
+            ),
+            "torch.nn.parallel.distributed": journal.attach_ddp,
+            # torch.compile shall not look into our wrappers
+            "torch._dynamo.trace_rules": lambda rules: rules.add(Journal.__module__),
+        }
+    )
 
 
-def _begin(judge: Judge | None, c10d: Any) -> None:
+def _begin(journal: Journal, judge: Judge | None, c10d: Any) -> None:
     if not hasattr(c10d, "ProcessGroup"):  # a torch without torch.distributed
         return
     from distlab.recorder.recorder import Recorder
 
-    journal = Journal()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recorder = Recorder(journal, rank, world_size, judge)
     journal.attach(c10d)

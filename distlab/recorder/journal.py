@@ -9,6 +9,7 @@ through which Python reaches C++:
     ProcessGroup.send, recv     counts the messages of each channel
     Work.wait, Store.get, …     sits the thread down in the call that it waits for
     init_process_group, …       all ranks must come, as to a collective
+    backward() through DDP      compared like a call, because it makes some from C++
 
 A wrapper costs a few microseconds and changes no argument. Processes that the rank
 forks, such as a DataLoader's workers, don't write anything down.
@@ -32,6 +33,7 @@ from typing import Any
 from distlab.recorder.frames import Place, place_of
 
 ANY = -1
+BACKWARD = "backward"
 KEPT = 64  # newest messages of a channel, and pseudo-collectives of a kind
 KEPT_CALLS = 512
 
@@ -123,6 +125,9 @@ class Journal:
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
+        self._reduces: dict[
+            int, Any
+        ] = {}  # by thread: the group of DDP's next backward
         os.register_at_fork(after_in_child=self._stop)
 
     def _stop(self) -> None:
@@ -176,6 +181,52 @@ class Journal:
         face = sys.modules.get("torch.distributed")  # if torch was imported before us
         if getattr(face, name, None) is own:
             setattr(face, name, wrapped)
+
+    def attach_ddp(self, module: Any) -> None:
+        """Have a backward() that reduces DDP's gradients compared between the ranks."""
+        import torch
+
+        ddp = module.DistributedDataParallel
+        own_forward, own_backward = ddp.forward, torch.autograd.backward
+
+        @functools.wraps(own_forward)
+        def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+            result = own_forward(model, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                reduces = torch.is_grad_enabled() and model.require_backward_grad_sync
+                # Under join(), a rank without data answers the others' calls.
+                if self.active and reduces and not model._join_config.enable:
+                    self._reduces[threading.get_ident()] = model.process_group
+            return result
+
+        @functools.wraps(own_backward)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            group = self._reduces.pop(threading.get_ident(), None)
+            act = None
+            if group is not None and self.active:
+                with contextlib.suppress(Exception):
+                    act = self._backward(group)
+            try:
+                return own_backward(*args, **kwargs)
+            finally:
+                if act is not None:
+                    act.issued_ns = time.time_ns()
+
+        ddp.forward, torch.autograd.backward = forward, backward
+
+    def _backward(self, group: Any) -> Act:
+        act = Act(
+            BACKWARD,
+            BACKWARD,
+            group.group_name,
+            members=self.ranks_of(group),
+            place=place_of(sys._getframe(1)),
+        )
+        if self.compare is not None:
+            self.compare(act)
+        act.created_ns = time.time_ns()
+        self.calls.append(act)
+        return act
 
     # ── where a thread waits ────────────────────────────────────────────────────────
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from distlab.recorder import agreement
 from distlab.recorder.frames import is_users, place_of, stack_of
-from distlab.recorder.journal import Act, Channel, Journal, Messages
+from distlab.recorder.journal import BACKWARD, Act, Channel, Journal, Messages
 
 LOOK_S = 0.1
 BEAT_S = 5.0
@@ -268,12 +268,12 @@ class Recorder:
         acts = list(self._journal.calls)
         for entry in entries:
             act = _act_of(entry, acts)
-            if act is not None:
+            if act is not None and act.kind != BACKWARD:  # which makes several
                 act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
-                if act.place:
-                    file, line = act.place
-                    entry["frames"] = [{"filename": file, "line": line, "name": ""}]
+            if act is not None and act.place:
+                file, line = act.place
+                entry["frames"] = [{"filename": file, "line": line, "name": ""}]
         with contextlib.suppress(Exception):  # torch's own table may have moved
             self._journal.learn_groups()
         groups = {

@@ -130,7 +130,9 @@ def _whole_set(
     alone: Sequence[Epoch], ranks: Sequence[Epoch], made: Event, index: int
 ) -> set[object] | None:
     if made["distributed"] and ranks[0].length is not None:
-        return set(range(ranks[0].length))
+        # A split for validation is the same on all ranks, a share of a rank is not.
+        parts = [epoch.part or range(epoch.length or 0) for epoch in ranks]
+        return {sample for part in parts for sample in part}
     if index < len(alone) and alone[index].is_whole and not alone[index].draws:
         return set(alone[index].content)
     return None

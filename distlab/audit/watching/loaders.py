@@ -99,15 +99,17 @@ def _counted_iter(original: Any) -> Any:
         epoch = memory.counts[key]
         memory.counts[key] += 1
         sampler = _innermost(self)
-        root = self.dataset
-        while isinstance(root, Subset):
-            root = root.dataset
+        length = _length(self.dataset)
+        part = None
+        if length is not None and isinstance(self.dataset, Subset):
+            part = _root_indices(self.dataset, list(range(length)))
         memory.log.add(
             "epoch",
             loader=memory.number(self),
             epoch=epoch,
             sampler_epoch=getattr(sampler, "epoch", None),
-            length=_length(root),
+            length=length,
+            part=part,
         )
         memory.loader = (memory.number(self), epoch)
         if self._iterator is not None:  # persistent workers: it begins again
