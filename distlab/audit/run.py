@@ -97,7 +97,7 @@ def _trial(way: Callable[..., Played], target: str, n: int, folder: Path) -> Tri
     trial = Trial(target, many, many)
     if not many.is_whole:
         trial.notes.append(
-            "the run on one rank was left out, because the script did not end"
+            "we skipped the run on one rank, because the script didn't finish"
         )
         return trial
     exact = _pair(way, n, folder)
@@ -108,10 +108,10 @@ def _trial(way: Callable[..., Played], target: str, n: int, folder: Path) -> Tri
     if alone.is_whole:
         trial.one, trial.tolerance = alone, ROUNDING
         trial.notes.append(
-            "compared in the script's own dtype, because it does not run in float64"
+            "we compared runs in the script's own dtype, because float64 fails"
         )
     else:
-        trial.notes.append(f"the script does not run on one rank: {alone.explanation}")
+        trial.notes.append(f"the script fails on one rank: {alone.explanation}")
     return trial
 
 

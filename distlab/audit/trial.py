@@ -186,9 +186,9 @@ def few(names: list[str], most: int = 3) -> str:
 
 
 def some_ranks(ranks: list[int], world_size: int) -> str:
-    """Return `rank 0`, `ranks 1 to 3` or `all 4 ranks`."""
+    """Return `rank 0`, `ranks 1 to 3`, `both ranks` or `all 4 ranks`."""
     if len(ranks) == world_size:
-        return f"all {world_size} ranks"
+        return "both ranks" if world_size == 2 else f"all {world_size} ranks"
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):

@@ -129,7 +129,7 @@ def placed(world_size: int, nodes: str, node_size: int) -> tuple[int, int]:
     count, _, each = nodes.partition("x")
     if not count.isdigit() or (each and not each.isdigit()) or not int(count):
         raise ValueError(
-            f'--nodes is "{nodes}"; write it as 32x8: nodes x ranks on each'
+            f'--nodes is "{nodes}", but it must look like 32x8, for 32 nodes of 8 ranks'
         )
     if each:
         return int(count) * int(each), int(each)
@@ -227,8 +227,8 @@ def _shared_by_ranks(done: SimRun) -> list[str]:
             package = parts[parts.index("site-packages") + 1].removesuffix(".py")
             if package not in _STATELESS:
                 return [
-                    f"all ranks share one {package}: if it keeps state, try "
-                    f"--own {package}"
+                    f"all ranks share the package {package}, so if it keeps state, "
+                    f"try --own {package}"
                 ]
     return []
 
@@ -299,10 +299,10 @@ def _memory(row: Row) -> list[tuple[str, str]]:
             text = f"{size_words(size):>10}  {kind}"
             lines.append(("dim", f"  {'':<{_COLUMN}} {text}"))
     if len(row["played"]) < row["world_size"]:
-        who = f"{ranks_in_words(row['played'])}; the others do as one of these does"
+        who = f"{ranks_in_words(row['played'])}; each other rank mirrors one of these"
         lines.append(_line("played", who))
     for one, other in row["unlike"]:
-        text = f"  ranks {one} and {other} make different calls; play more with --play"
+        text = f"  ranks {one} and {other} make different calls, so add some to --play"
         lines.append(("fail", text))
     return lines
 
@@ -321,7 +321,7 @@ def _exposed(row: Row) -> list[tuple[str, str]]:
 def _collectives(row: Row) -> list[tuple[str, str]]:
     """A table of what was called, per rank."""
     if not row["collectives"]:
-        return [_line("calls", "none of torch.distributed")]
+        return [_line("calls", "the script doesn't call torch.distributed")]
     head = f"  {'per rank':<28}{'calls':>6}{'bytes':>10}{'under way':>11}"
     lines = [("dim", f"{head}{'exposed':>11}{'of it late':>11}")]
     for kind in row["collectives"]:

@@ -16,20 +16,20 @@ _TITLES = ("rank", "state", "call", "operation", "shape", "dtype", "where")
 _ADVICE = {
     "operation": "Every rank must make the same calls in the same order, so look for "
     "a branch on the rank, or for data that differs between ranks.",
-    "dtype": "Convert the tensor to one dtype on all ranks.",
+    "dtype": "Convert the tensor to the same dtype on all ranks.",
     "size": "Use tensors of the same size on all ranks, or pad them. If these are "
     "different tensors, the ranks make their calls in different orders.",
     "root": "Pass the same src or dst on all ranks.",
     "reduce op": "Pass the same op on all ranks.",
     "absent": "Either a rank has left its loop early, raised an exception or is still "
     "computing, or the ranks that wait have made a call that the others don't make.",
-    "no-dump": "Check the logs of these ranks, and whether they ran out of memory or "
-    "were preempted.",
+    "no-dump": "Read the logs of these ranks. They may have run out of memory, or been "
+    "preempted.",
     "circle": "Make these calls in the same order on all ranks.",
     "apart": "The dumps don't say which ranks belong to these groups. If two ranks "
     "enter two groups in opposite order, each waits for the other.",
-    "agree": "As far as we can see, the program is right. Check the network and the "
-    "GPUs, and look for a rank that is slow.",
+    "agree": "The records show nothing wrong with the program. Check the network and "
+    "the GPUs, and look for a slow rank.",
 }
 _CONCEPTS = {
     "operation": "order-of-calls",
@@ -45,8 +45,8 @@ _CONCEPTS = {
 }
 """What `distlab explain` says more about."""
 _GLOO = (
-    "Gloo doesn't record send or recv, so a rank that seems to be in no call may be in "
-    "one of them."
+    "Gloo doesn't record send or recv, so a rank that doesn't seem to be in a call may "
+    "be in one of these."
 )
 _ROOTS = (
     "The dumps don't record the root of a broadcast or a reduce, so compare src and "

@@ -110,11 +110,12 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quiet_sentence(quiet: Quiet) -> str:
-    text = f"no rank has made a call for {quiet.seconds:.0f} s. This proves no hang"
+    seconds = f"{quiet.seconds:.0f} s"
+    text = f"no rank has made a call for {seconds}. This doesn't prove a hang"
     hang = _disagreement(quiet)
     if hang is not None:
-        return f"{text}, but their records disagree: {hang.sentence}"
-    return f"{text}; here is where every rank is"
+        return f"{text}, but the ranks' records disagree: {hang.sentence}"
+    return f"{text}, but here is where each rank is"
 
 
 def _disagreement(quiet: Quiet) -> Hang | None:
@@ -140,10 +141,10 @@ def where_all_are(quiet: Quiet) -> list[Line]:
     lines = table([("rank", "state", "in", "where"), *rows])
     outside = _outside(quiet)
     if outside:
-        first = ranks_in_words(outside)
+        first = f"Look at {ranks_in_words(outside)} first"
         lines += [
             ("plain", ""),
-            ("dim", f"Look at {first} first, because the others wait in a call."),
+            ("dim", f"{first}, because the others are waiting in a call."),
         ]
     return lines
 

@@ -184,8 +184,8 @@ class _Test:
         self._take(_TOGETHER_S / 2)
         lines = where_all_are(Quiet(0.0, watch.posts, self._size))
         head = (
-            f"timeout: the test has taken {self._setting.timeout_s:g} s. This proves "
-            "no hang; here is where every rank is, and their stacks follow"
+            f"timeout: the test has run for {self._setting.timeout_s:g} s. This "
+            "doesn't prove a hang, but here is where each rank is, and their stacks"
         )
         result.report = "\n".join([head, "", *(line for _, line in lines)])
 

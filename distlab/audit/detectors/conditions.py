@@ -88,12 +88,12 @@ def _stuck(trial: Trial) -> Iterator[Finding]:
     yield Finding(
         at,
         "save-needs-all" if saving else "rank-condition",
-        f"only {some_ranks(ranks, n)} of {n} calls {op} there"
+        f"only {some_ranks(ranks, n)} of {n} called {op} on this line"
         + _elsewhere(places, others, n, stuck)
-        + f"; the run ended in a deadlock: {trial.many.explanation}",
-        "let all ranks collect the state, and one write it"
+        + f". The run ended in a deadlock: {trial.many.explanation}",
+        "let all ranks collect the state, and one of them write it"
         if saving
-        else "let all ranks make the call, or none",
+        else "let all ranks make the call, or none of them",
     )
 
 
@@ -137,9 +137,9 @@ def _elsewhere(
     rank = others[0]
     place = places[rank]
     if place is not None:
-        return f", {some_ranks(others, n)} {place[0]} at {place[1]}"
-    ended = "waits elsewhere" if rank in stuck else "is at its end"
-    return f", rank {rank} {ended}"
+        return f", but {some_ranks(others, n)} called {place[0]} at {place[1]}"
+    state = "was waiting elsewhere" if rank in stuck else "had finished"
+    return f", but rank {rank} {state}"
 
 
 def _is_saving(
@@ -165,7 +165,7 @@ def _unlike(trial: Trial) -> Iterator[Finding]:
     yield Finding(
         first.at,
         "rank-condition",
-        f"the ranks' calls don't fit together: {first.said}",
+        f"the ranks' calls don't match: {first.said}",
         "let all ranks make the same call on tensors of the same shape and dtype",
     )
 
@@ -186,9 +186,10 @@ def _partial_groups(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 min(under or places),
                 "rank-condition",
-                f"the ranks don't make the same groups: {some_ranks(ranks, len(row))} "
-                f"of {len(row)} called new_group here, for "
+                f"the ranks don't create the same groups: on this line, "
+                f"{some_ranks(ranks, len(row))} of {len(row)} called new_group for "
                 f"{' or '.join(sorted({str(list(m)) for m in members if m}))}",
-                "call new_group for every group on all ranks, members or not",
+                "call new_group for every group on all ranks, even on ranks that "
+                "aren't members",
             )
         return

@@ -17,4 +17,4 @@ def find(trial: Trial) -> Iterator[Finding]:
     trouble = next((t for t in many.troubles if t.at is not None), None)
     at = trouble.at if trouble and trouble.at else Place(trial.script, 1)
     said = f"rank {trouble.rank}: {trouble.said}" if trouble else many.explanation
-    yield Finding(at, "failed", said, "run it with one rank first")
+    yield Finding(at, "failed", said, "run the script on one rank first")

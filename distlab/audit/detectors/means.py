@@ -45,10 +45,11 @@ def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
                     yield Finding(
                         at,
                         "token-weights",
-                        f"in step {number} rank {rank} adds up micro-batches of {few} "
-                        f"and {many} targets, and an element of the smaller one weighs "
-                        f"{ratio:.3g} times as much",
-                        "sum the loss, and divide by the number of targets of the step",
+                        f"in step {number}, rank {rank} adds up the losses of "
+                        f"micro-batches with {few} and {many} targets, but an element "
+                        f"of the smaller one has {ratio:.3g} times the weight",
+                        "sum the losses, and divide by the number of targets in the "
+                        "whole step",
                     )
                 return
         if trial.is_data_parallel():
@@ -60,11 +61,11 @@ def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
                     yield Finding(
                         at,
                         "mean-of-means",
-                        f"in step {number} ranks average the losses of {few} and "
-                        f"{many} elements, and an element of the smaller one weighs "
-                        f"{ratio:.3g} times as much",
-                        "sum the loss, and divide by the number of elements of all "
-                        "ranks, times the number of ranks",
+                        f"in step {number}, the ranks average the losses of batches "
+                        f"with {few} and {many} elements, but an element of the "
+                        f"smaller one has {ratio:.3g} times the weight",
+                        "sum the loss, multiply it by the number of ranks, and divide "
+                        "by the number of elements on all ranks",
                     )
                 return
 
@@ -150,7 +151,7 @@ def _wrong_loss(events: list[Event], losses: list[list[tuple[float, float]]]) ->
                     for value, mean in zip(values, means, strict=True)
                 ):
                     return (
-                        f"the ranks reduce {name}, but batches have "
+                        f"the ranks reduce {name}, but the batches have "
                         f"{min(counts):g} to {max(counts):g} elements"
                     )
     return ""
@@ -193,7 +194,7 @@ def _wrong_share(events: list[Event], shares: list[int]) -> str:
                 abs(v * scale - round(v * scale)) > 1e-6 for v in values
             ):
                 return (
-                    f"the ranks average shares of {min(shares)} to {max(shares)} "
-                    "samples as if they had equally many"
+                    f"the ranks average fractions of {min(shares)} to {max(shares)} "
+                    "samples as if all ranks had the same number"
                 )
     return ""

@@ -47,9 +47,11 @@ def find(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 at,
                 "padded-evaluation",
-                f"the ranks evaluated {read} samples, but there are {length}: the "
-                f"sampler made at {made.at} repeats {read - length}",
-                "leave the repeated samples out, and divide by the true number",
+                f"the ranks evaluated {read} samples, although there are only "
+                f"{length}, because the sampler made at {made.at} repeats "
+                f"{read - length}",
+                "leave out the repeated samples, and divide by the true number of "
+                "samples",
             )
 
 

@@ -106,6 +106,6 @@ def _in_samples(trial: Trial, number: int) -> Iterator[Finding]:
             "same-random-numbers",
             f"{len(alike)} {which} draw the same random numbers from {source} for "
             "their samples",
-            "seed each differently: from the rank, and torch.initial_seed() in workers",
+            "derive each seed from the rank, and in workers from torch.initial_seed()",
         )
         return

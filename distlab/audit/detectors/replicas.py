@@ -46,9 +46,9 @@ def find(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 at,
                 "replicas-differ",
-                f"rank {most} takes {max(counts)} optimizer steps, rank "
+                f"rank {most} takes {max(counts)} optimizer steps, but rank "
                 f"{counts.index(min(counts))} takes {min(counts)}",
-                "let all ranks take every step",
+                "let all ranks take the same number of steps",
             )
 
 
@@ -106,17 +106,18 @@ def _cause(
         if len(set(counts)) > 1:
             most = counts.index(max(counts))
             at = have[most][-1].at
-            why = f": rank {most} {said} weights there, and others don't"
+            why = f": rank {most} {said} weights there, but other ranks don't"
             return at, why, "do it on all ranks, or broadcast the weights afterwards"
     overwritten = [e for e in by_rank[0] if e.kind == "overwritten"]
     if overwritten:
-        why = ": each rank overwrites weights there, with other values"
+        why = ": the ranks overwrite weights there with different values"
         return overwritten[-1].at, why, "use the same values on all ranks"
     if number == 0:
         return (
             _seed_line(logs, row),
-            ": they were never made equal",
-            "broadcast rank 0's weights, or seed all ranks alike before making them",
+            ": they never had the same weights",
+            "broadcast rank 0's weights, or use the same seed on all ranks when you "
+            "make them",
         )
     return row[0].at, "", "look for code that changes weights between steps"
 
@@ -125,14 +126,14 @@ def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> 
     forwards = [e for e in lead if e.kind == "forward" and e["grad"]]
     past = [e for e in forwards if e["inside"] is not None and e["training"]]
     if past:
-        why = ": forward() goes past DDP, which then reduces nothing"
+        why = ": forward() bypasses DDP, so no gradients are reduced"
         return past[0].at, why, "call the DDP module itself, not .module"
     wrapped = [e for e in forwards if e["ddp"] is not None]
     if wrapped and not wrapped[-1]["syncs"]:
         why = ": the last backward() before the step is in no_sync()"
         at = wrapped[-1].at
         at = (at and with_around(at, "no_sync")) or at
-        return at, why, "leave a step's last micro-batch out of no_sync()"
+        return at, why, "run the last micro-batch of each step outside no_sync()"
     if not same([event["lr"] for event in row]):
         made = next(iter(logs[0].of("optimizer")), None)
         at = made.at if made else row[0].at
@@ -140,7 +141,7 @@ def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> 
     if not list(logs[0].of("ddp")) and not _reduces(logs[0]):
         why = ": nothing reduces their gradients"
         return row[0].at, why, "wrap the model in DistributedDataParallel"
-    return row[0].at, "", "look for what the ranks do to gradients or weights"
+    return row[0].at, "", "look for code that changes weights or gradients on one rank"
 
 
 def _reduces(log: Log) -> bool:

@@ -50,8 +50,8 @@ def find(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 at,
                 "not-the-same-training",
-                f"{trial.world_size} ranks and one rank train differently: first "
-                f"difference at step {number} in {name}{why}",
+                f"{trial.world_size} ranks train differently from one, first at step "
+                f"{number} in {name}{why}",
                 advice,
             )
         return
@@ -92,17 +92,17 @@ def _cause(
         if reduced and math.isclose(ratio, n, rel_tol=1e-3):
             return (
                 reduced[0].at,
-                f": gradients are {times}, a sum and not a mean",
-                ("divide the gradients by the number of ranks"),
+                f": the gradients are {times}, because they're summed and not averaged",
+                "divide the gradients by the number of ranks",
             )
         backward = next(iter(log.of("backward")), None)
         at = (backward["loss_at"] or backward.at) if backward else step.at
         return (
             at,
-            f": gradients are {times}",
-            "DDP averages gradients: let each rank take the mean over its samples",
+            f": the gradients are {times}",
+            "DDP averages gradients, so let each rank take the mean over its samples",
         )
-    return step.at, "", "look for what depends on the rank, or on its share alone"
+    return step.at, "", "look for code that depends on the rank or on its own samples"
 
 
 def _comparable(many: list[Log], one: list[Log]) -> bool:

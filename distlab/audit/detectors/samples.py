@@ -69,8 +69,8 @@ def _of_loader(trial: Trial, number: int, made: Event) -> Iterator[Finding]:
         yield Finding(
             made.at,
             "samples-lost",
-            f"{len(missing)} of {total} samples are read by no rank in any epoch",
-            "make shares that cover all samples, or use DistributedSampler",
+            f"{len(missing)} of {total} samples are never read by any rank",
+            "give every sample to some rank, or use DistributedSampler",
         )
 
 
@@ -90,12 +90,12 @@ def _repeated(
             "ranks have the same number",
         )
     by_all = set.intersection(*map(set, read))
-    who = f"by all {len(read)} ranks" if len(by_all) == len(counts) else "repeatedly"
+    times = f"on all {len(read)} ranks" if len(by_all) == len(counts) else "repeatedly"
     return Finding(
         made.at,
         "samples-repeated",
-        f"epoch {index} reads {len(repeated)} of {len(counts)} samples {who}",
-        "deal the samples out: DataLoader(…, sampler=DistributedSampler(…))",
+        f"epoch {index} reads {len(repeated)} of {len(counts)} samples {times}",
+        "give each rank its own samples: DataLoader(…, sampler=DistributedSampler(…))",
     )
 
 
@@ -153,7 +153,8 @@ def _of_inputs(logs: Sequence[Log]) -> Iterator[Finding]:
             "samples-repeated",
             f"all {len(logs)} ranks train on the same batch in each of {len(alike)} "
             "steps",
-            "let each rank pick other samples: seed with the rank, or take its slice",
+            "let each rank pick its own samples, by a seed or a slice that depends on "
+            "the rank",
         )
 
 

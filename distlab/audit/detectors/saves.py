@@ -30,8 +30,8 @@ def find(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 at,
                 "save-needs-all",
-                f"{some_ranks(ranks, n)} saves its own part of {here[0][1]['sharded']} "
-                f"only, the other parts are on the other ranks",
+                f"only {some_ranks(ranks, n)} of {n} saved its part of "
+                f"{here[0][1]['sharded']}, so the parts of the others are missing",
                 "let all ranks collect the full state, then save it on one; or use "
                 "torch.distributed.checkpoint",
             )
@@ -41,7 +41,7 @@ def find(trial: Trial) -> Iterator[Finding]:
                 trouble.at,
                 "save-needs-all",
                 f"rank {trouble.rank} asks for the state of a sharded optimizer that "
-                "the ranks have not consolidated",
+                "the ranks haven't consolidated",
                 "call consolidate_state_dict on all ranks first",
             )
             return

@@ -42,8 +42,8 @@ def find(trial: Trial) -> Iterator[Finding]:
             yield Finding(
                 at,
                 "global-batch",
-                f"a step takes {batch:g} samples with {n} ranks, {batch_alone:g} with "
-                f"one, at the same learning rate {rates[0]:g}",
+                f"a step takes {batch:g} samples with {n} ranks, but {batch_alone:g} "
+                f"with one, at the same learning rate of {rates[0]:g}",
                 "divide the batch size by the number of ranks, or scale the learning "
                 "rate with it",
             )
@@ -55,7 +55,7 @@ def find(trial: Trial) -> Iterator[Finding]:
                 "learning-rate",
                 f"the learning rate is {rates[0]:g} with {n} ranks and "
                 f"{rates_alone[0]:g} with one, but a step takes {batch:g} and "
-                f"{batch_alone:g} samples",
+                f"{batch_alone:g} samples, respectively",
                 "scale the learning rate with the samples per step, or not at all",
             )
 
