@@ -21,8 +21,9 @@ _ADVICE = {
     "different tensors, the ranks make their calls in different orders.",
     "root": "Pass the same src or dst on all ranks.",
     "reduce op": "Pass the same op on all ranks.",
-    "absent": "Either a rank has left its loop early, raised an exception or is still "
-    "computing, or the ranks that wait have made a call that the others don't make.",
+    "absent": "Perhaps a rank left its loop early, raised an exception, or is still "
+    "computing. It may also be that the waiting ranks made a call that the others "
+    "never make.",
     "no-dump": "Read the logs of these ranks. They may have run out of memory, or been "
     "preempted.",
     "circle": "Make these calls in the same order on all ranks.",
