@@ -13,9 +13,20 @@ def main() -> None:
     import signal
 
     try:
+        if sys.argv[1:2] == ["run"]:  # it needs nothing but torch
+            from distlab.run.__main__ import main as run_script
+
+            sys.exit(run_script(sys.argv[2:]))
         from distlab.cli.app import main as run
 
         run()
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(
+            f"distlab: this command needs the package {error.name}: pip install "
+            f"{error.name}. `python -m distlab run` works without it."
+        )
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one
         from distlab.cli.screen import stopped

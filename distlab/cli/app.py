@@ -33,6 +33,7 @@ from distlab.grading.verdict import HARNESS, USAGE
 P = ParamSpec("P")
 
 MORE, MAINTAINERS = "More", "Maintainers"
+SCRIPTS = "Your own script"
 
 app = typer.Typer(
     add_completion=False,
@@ -249,11 +250,11 @@ def demo(
 verb(panel=MORE)(ddp)
 verb(panel=MORE)(data)
 verb(panel=MORE)(top)
-verb(panel=MORE)(train)
+verb(panel=SCRIPTS)(train)
 verb(panel=MORE)(chaos)
-verb(panel=MORE, cls=ScriptCommand)(sim)
+verb(panel=SCRIPTS, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)
-verb(panel=MORE, cls=ScriptCommand)(audit)
+verb(panel=SCRIPTS, cls=ScriptCommand)(audit)
 
 
 @verb(panel=MORE)
@@ -276,7 +277,7 @@ def explain(
 
 @app.command(
     "run",
-    rich_help_panel=MORE,
+    rich_help_panel=SCRIPTS,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
@@ -287,7 +288,7 @@ def run_script(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
-@verb("explain-hang", panel=MORE)
+@verb("explain-hang", panel=SCRIPTS)
 def explain_hang(
     files: Annotated[
         list[Path],

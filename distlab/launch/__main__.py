@@ -8,12 +8,16 @@ import sys
 from distlab.search_order import put_last
 
 BAD_USAGE = 2
+NAME = "distlab.launch"
 
 
-def main(arguments: list[str]) -> int:
-    """Launch as the command line says; return the exit code, 2 if we can't start."""
+def main(arguments: list[str], name: str = f"python -m {NAME}") -> int:
+    """Launch as the command line says; return the exit code, 2 if we can't start.
+
+    `name` is what users have typed.
+    """
     try:
-        return _launch(arguments)
+        return _launch(arguments, name)
     except KeyboardInterrupt:  # before there was anything to stop
         from distlab.launch.interrupts import stopped
 
@@ -24,7 +28,7 @@ def main(arguments: list[str]) -> int:
         end_descendants()
 
 
-def _launch(arguments: list[str]) -> int:
+def _launch(arguments: list[str], name: str) -> int:
     from distlab.launch.arguments import USAGE, HelpAsked, parse
     from distlab.launch.config import config_from
     from distlab.launch.interrupts import ending_at_once
@@ -42,10 +46,11 @@ def _launch(arguments: list[str]) -> int:
             tell(sys.stderr, misplaced(line.misplaced, line.script))
         return DistributedLauncher(config).launch(line.script, *line.arguments)
     except HelpAsked:
-        tell(sys.stdout, USAGE)
+        tell(sys.stdout, USAGE.replace(f"python -m {NAME}", name))
         return 0
     except (ValueError, DecisionError) as error:
-        tell(sys.stderr, f"distlab.launch: {error}\n")
+        said = str(error).replace(f"python -m {NAME}", name)
+        tell(sys.stderr, f"{name.removeprefix('python -m ')}: {said}\n")
         return 1 if isinstance(error, DecisionError) else BAD_USAGE
 
 

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     os.environ.update(rank_environment(os.environ))
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _as_rank(arguments)
-    return launch(["--explain-hangs", *arguments])
+    return launch(["--explain-hangs", *arguments], "distlab run")
 
 
 def _as_rank(arguments: list[str]) -> int:
@@ -42,7 +42,7 @@ def _as_rank(arguments: list[str]) -> int:
     try:
         line = parse(arguments)
     except HelpAsked:
-        print(USAGE, end="")
+        print(USAGE.replace("python -m distlab.launch", "distlab run"), end="")
         return 0
     except LaunchError as error:
         print(f"distlab run: {error}", file=sys.stderr)

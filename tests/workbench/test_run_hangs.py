@@ -134,9 +134,7 @@ def post(number: int, rank: Rank) -> Post:
                 "sleeps": rank.state == "still",
                 "act": _act(act),
                 "place": act.place,
-                "stack": [[TRAIN, act.place[1], "step"]]
-                if act.place
-                else [],
+                "stack": [[TRAIN, act.place[1], "step"]] if act.place else [],
             }
             for index, act in enumerate(rank.waits)
         ],
