@@ -422,7 +422,7 @@ def _circle(waits: Sequence[_Wait]) -> list[tuple[int, _Wait]]:
     for wait in waits:
         for rank in wait.waiting:
             waits_of[rank].append(wait)
-    for start in waits_of:
+    for start in sorted(waits_of):
         path: list[tuple[int, _Wait]] = []
         rank = start
         while rank in waits_of and rank not in (seen for seen, _ in path):
@@ -431,7 +431,9 @@ def _circle(waits: Sequence[_Wait]) -> list[tuple[int, _Wait]]:
             rank = next((r for r in wait.absent if r in waits_of), -1)
         ranks = [seen for seen, _ in path]
         if rank in ranks:
-            return path[ranks.index(rank) :]
+            circle = path[ranks.index(rank) :]
+            first = min(range(len(circle)), key=lambda index: circle[index][0])
+            return circle[first:] + circle[:first]
     return []
 
 
