@@ -323,7 +323,7 @@ def _collectives(row: Row) -> list[tuple[str, str]]:
     if not row["collectives"]:
         return [_line("calls", "the script doesn't call torch.distributed")]
     head = f"  {'per rank':<28}{'calls':>6}{'bytes':>10}{'under way':>11}"
-    lines = [("dim", f"{head}{'exposed':>11}{'of it late':>11}")]
+    lines = [("dim", f"{head}{'exposed':>11}{'late':>11}")]
     for kind in row["collectives"]:
         name = kind["op"]
         if kind["group_size"] < row["world_size"]:
