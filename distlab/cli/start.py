@@ -214,10 +214,9 @@ class Tour:
         say(
             "",
             "The accuracy doesn't show the mistake, because the best and the worst run",
-            f"differ by only {spread:.3f}, and a wrong run may even be the best. But",
-            "the weights do show it. Without messages you get 4 different models, and",
-            f"with sums one weight is off by {off:.2f}. That's why this course never",
-            "grades you by accuracy.",
+            f"differ by only {spread:.3f}. The weights do show it. Without messages, you",
+            f"get 4 different models, and with sums one weight is off by {off:.2f}. That's",
+            "why this course never grades you by accuracy.",
             "",
         )
         ask(_NEXT)

@@ -127,7 +127,7 @@ class Journal:
         self._num_meetings: dict[str, int] = {}
         self._reduces: dict[
             int, Any
-        ] = {}  # by thread: the group of DDP's next backward
+        ] = {}  # by thread: whose gradients are reduced next
         os.register_at_fork(after_in_child=self._stop)
 
     def _stop(self) -> None:
@@ -170,6 +170,10 @@ class Journal:
             seats = self.sit_down(act)
             try:
                 result = own(*args, **kwargs)
+            except BaseException:
+                # Or what torch records later would belong to this call.
+                act.issued_ns = act.issued_ns or time.time_ns()
+                raise
             finally:
                 self.num_events += 1
                 seats.remove(act)

@@ -384,9 +384,9 @@ def _act_of(entry: dict[str, Any], acts: list[Act]) -> Act | None:
     """The call from Python that has started this one; None if it was C++."""
     group, created_ns = str(entry["process_group"][0]), int(entry["time_created_ns"])
     for act in reversed(acts):
-        if act.group == group and act.created_ns <= created_ns:
-            is_inside = not act.issued_ns or created_ns <= act.issued_ns
-            return act if is_inside else None
+        is_before = act.group == group and act.created_ns <= created_ns
+        if is_before and (not act.issued_ns or created_ns <= act.issued_ns):
+            return act  # the innermost, if a hook calls something inside backward()
     return None
 
 
