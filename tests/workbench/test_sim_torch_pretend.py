@@ -130,11 +130,12 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimRu
 def test_a_script_for_gpus_finds_one_on_each_rank(play: Callable[..., SimRun]) -> None:
     ranks: list[Rank] = []
     before = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
+    has_gpu = torch.cuda.is_available()  # a build for CUDA may find none
     done = play(GPU, 4, per_node=2, on_rank=ranks.append)
     assert done.outcome == "finished", done.ranks[0].output
     after = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
     assert after == before
-    assert torch.cuda.is_available() == torch.backends.cuda.is_built()
+    assert torch.cuda.is_available() == has_gpu
     assert all(rank.memory.peak > 500 for rank in ranks)
 
 
