@@ -214,9 +214,9 @@ class Tour:
         say(
             "",
             "The accuracy doesn't show the mistake, because the best and the worst run",
-            f"differ by only {spread:.3f}. The weights do show it. Without messages, you",
-            f"get 4 different models, and with sums one weight is off by {off:.2f}. That's",
-            "why this course never grades you by accuracy.",
+            f"differ by only {spread:.3f}. The weights do show it. Without messages,",
+            f"you get 4 different models. With sums, one weight is off by {off:.2f}.",
+            "That's why this course never grades you by accuracy.",
             "",
         )
         ask(_NEXT)
