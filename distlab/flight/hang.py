@@ -23,12 +23,11 @@ from typing import Any, Literal
 
 from distlab.comm import ANY
 from distlab.flight.records import Call, Group, Records, elements
+from distlab.recorder.agreement import ANY_SIZE, BY_OUTPUTS
 from distlab.runner.autopsy import place
 from distlab.terminal import ranks_in_words
 
 Kind = Literal["mismatch", "absent", "circle", "no-dump", "apart", "agree", "finished"]
-_BY_OUTPUTS = ("all_gather", "all_gather_into_tensor", "scatter")
-_ANY_SIZE = ("all_to_all", "all_to_all_single", "all_to_all_v_single", "barrier")
 _ROOTED = ("gather", "scatter")
 
 
@@ -121,7 +120,7 @@ def _described(call: Call, note: str = "") -> str:
 # ── calls that differ ───────────────────────────────────────────────────────────────
 
 
-def _by_number(records: Records, group: Group) -> dict[int, dict[int, list[Call]]]:
+def by_number(records: Records, group: Group) -> dict[int, dict[int, list[Call]]]:
     """The group's collectives: number, then rank, then calls (several if coalesced)."""
     found: dict[int, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
     for rank, dump in records.dumps.items():
@@ -134,16 +133,17 @@ def _by_number(records: Records, group: Group) -> dict[int, dict[int, list[Call]
     return {number: ranks for number, ranks in sorted(found.items()) if ranks}
 
 
-def _groups(records: Records) -> Iterator[Group]:
+def groups_of(records: Records) -> Iterator[Group]:
+    """The groups in which a collective is on record."""
     calls = (call for dump in records.dumps.values() for call in dump.calls)
     yield from dict.fromkeys(call.group for call in calls if call.src is None)
 
 
 def size_of(call: Call) -> int:
     """The number of elements that must be the same on all ranks, or 0."""
-    if call.op in _ANY_SIZE:
+    if call.op in ANY_SIZE:
         return 0
-    return elements(call.outputs if call.op in _BY_OUTPUTS else call.inputs)
+    return elements(call.outputs if call.op in BY_OUTPUTS else call.inputs)
 
 
 _ASPECTS: tuple[tuple[str, Callable[[Call], Any]], ...] = (
@@ -157,8 +157,8 @@ _ASPECTS: tuple[tuple[str, Callable[[Call], Any]], ...] = (
 
 def _unlike_collectives(records: Records) -> Iterator[Hang]:
     """The first call of each group in which its members do not take part alike."""
-    for group in _groups(records):
-        for ranks in _by_number(records, group).values():
+    for group in groups_of(records):
+        for ranks in by_number(records, group).values():
             for parts in _parts(ranks):
                 differ = _differ(parts, records.members(group))
                 if differ:
@@ -338,8 +338,8 @@ def _tensor_at(call: Call) -> str:
 
 def _waits(records: Records) -> Iterator[_Wait]:
     """Every call that is under way on some rank and that another has not made."""
-    for group in _groups(records):
-        numbers = _by_number(records, group)
+    for group in groups_of(records):
+        numbers = by_number(records, group)
         last = {
             rank: max((n for n, ranks in numbers.items() if rank in ranks), default=0)
             for rank in records.members(group)

@@ -11,6 +11,7 @@ been started before, by a rank whose post lists it.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlab.comm import Event
-from distlab.flight.hang import Hang, disagreement, find_hang, size_of
+from distlab.flight.hang import (
+    Hang,
+    by_number,
+    disagreement,
+    find_hang,
+    groups_of,
+    size_of,
+)
 from distlab.flight.records import Call, Dump, Group, Records, Sizes, dump_of
 from distlab.runner.asking import ASKS
 from distlab.runner.board import Board
@@ -77,10 +85,12 @@ def find(
     if not _Proof(posts, records).holds(alive):
         return None
     hang = find_hang(records)
-    status: Literal["deadlock", "mismatch"] = "deadlock"
-    if hang.kind == "mismatch":
-        status = "mismatch"
-    return Finding(status=status, hang=hang, records=records, posts=posts)
+    return Finding(
+        status="mismatch" if hang.kind == "mismatch" else "deadlock",
+        hang=hang,
+        records=records,
+        posts=posts,
+    )
 
 
 def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
@@ -97,7 +107,6 @@ def records_of(posts: Mapping[int, Post], world_size: int) -> Records:
         world_size,
         names,
         titles={
-            "init": "the job",
             _STORE: "the store",
             **{
                 act["group"]: act["op"].partition("(")[0]
@@ -229,8 +238,8 @@ class _Proof:
 
     def holds(self, alive: list[int]) -> bool:
         """Return True if none of these ranks can go on."""
-        for group, ranks in self._collectives().items():
-            self._feed_collectives(group, ranks)
+        for group in groups_of(self._records):
+            self._feed_collectives(group)
         self._feed_messages()
         return all(map(self._seat, alive)) and bool(self._board.stuck(alive))
 
@@ -241,28 +250,19 @@ class _Proof:
         event: Event = {"k": "post", "n": number, "tag": 0, **absent, **facts}
         self._board.record(rank, event)
 
-    def _collectives(self) -> dict[Group, dict[int, dict[int, Call]]]:
-        found: dict[Group, dict[int, dict[int, Call]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )
-        for rank, dump in self._records.dumps.items():
-            for call in dump.calls:
-                if call.src is None and call.group[0] != _STORE:
-                    found[call.group][rank].setdefault(call.number, call)
-        return found
-
-    def _feed_collectives(
-        self, group: Group, ranks: dict[int, dict[int, Call]]
-    ) -> None:
-        members = self._records.members(group)
-        last = [max(ranks.get(rank, {}), default=0) for rank in members]
-        first = max(1, min(last) - 1)
-        for rank in members:
-            calls = ranks.get(rank, {})
-            for number in range(first, max(calls, default=0) + 1):
-                call = calls.get(number)
-                like = [ranks.get(other, {}).get(number) for other in members]
-                knows_roots = all(c is None or c.root is not None for c in like)
+    def _feed_collectives(self, group: Group) -> None:
+        members, numbers = self._records.members(group), by_number(self._records, group)
+        last = {
+            rank: max((n for n, calls in numbers.items() if rank in calls), default=0)
+            for rank in members
+        }
+        for number in range(max(1, min(last.values()) - 1), max(last.values()) + 1):
+            calls = {rank: own[0] for rank, own in numbers.get(number, {}).items()}
+            knows_roots = all(call.root is not None for call in calls.values())
+            for rank in members:
+                if number > last[rank]:
+                    continue
+                call = calls.get(rank)
                 self._record(
                     rank,
                     (group[0], number),
@@ -283,6 +283,10 @@ class _Proof:
                 for log in post.get(key, ()):
                     logs[op][tuple(log["channel"])] = log
         waited = [act for p in self._posts.values() for act in _acts(p)]
+        sides = [log for by_channel in logs.values() for log in by_channel.values()]
+        newest = [act for log in sides for act in log["newest"]]
+        members = {act["group"]: act["members"] for act in newest}
+        everyone = list(range(self._records.world_size))
         for channel in {*logs["send"], *logs["recv"]}:
             counts = {op: logs[op].get(channel, {}).get("count", 0) for op in logs}
             waiting = [
@@ -294,56 +298,41 @@ class _Proof:
             group, src, dst, tag = channel
             for op, end in (("send", src), ("recv", dst)):
                 for number in range(first + 1, counts[op] + 1):
-                    members = self._members_of(group)
                     self._record(
                         end,
                         (channel, op, number),
                         op=op,
                         group=group,
-                        members=members,
+                        members=members.get(group, everyone),
                         src=src,
                         dst=dst,
                         tag=tag,
                     )
 
-    def _members_of(self, group: str) -> list[int]:
-        for post in self._posts.values():
-            for log in (*post.get("sends", ()), *post.get("recvs", ())):
-                for act in log["newest"]:
-                    if act["group"] == group:
-                        return list(act["members"])
-        return list(range(self._records.world_size))
-
     def _seat(self, rank: int) -> bool:
         """Sit the rank's threads down in their calls; False if one isn't known."""
-        seats = [
-            seat for act in _acts(self._posts[rank]) for seat in self._of(rank, act)
-        ]
+        acts = _acts(self._posts[rank])
+        seats = [seat for act in acts for seat in self._seats_of(rank, act)]
         if not seats or None in seats:
             return False
-        for thread, seat in enumerate(seats):
-            assert seat is not None
-            event, asks = seat
-            event |= {"thread": thread, "threads": len(seats)}
-            if asks:
+        for thread, seat in enumerate(filter(None, seats)):
+            event = {"n": -1 - thread, **seat, "thread": thread, "threads": len(seats)}
+            if seat["k"] == ASKS:
                 self._board.ask(rank, event)
             else:
                 self._board.record(rank, event)
         return True
 
-    def _of(
-        self, rank: int, act: Mapping[str, Any]
-    ) -> Iterator[tuple[Event, bool] | None]:
-        timeout_s = 0.0 if act["gives_up"] else None
+    def _seats_of(self, rank: int, act: Mapping[str, Any]) -> Iterator[Event | None]:
+        """What a thread waits for, as events; None for what the board doesn't know."""
         if act["kind"] == _STORE:
-            number = -1 - len(self._numbers)
-            limit_s = float("inf") if timeout_s is None else timeout_s
-            yield {"k": ASKS, "n": number, "timeout_s": limit_s}, True
+            yield {"k": ASKS, "timeout_s": 0.0 if act["gives_up"] else math.inf}
             return
         for key in self._keys(rank, act):
-            number = self._numbers.get((rank, *key), 0)
-            event = {"k": "wait", "n": number, "timeout_s": timeout_s}
-            yield (event, False) if number else None
+            number = self._numbers.get((rank, *key))
+            timeout_s = 0.0 if act["gives_up"] else None
+            known = number is not None
+            yield {"k": "wait", "n": number, "timeout_s": timeout_s} if known else None
 
     def _keys(self, rank: int, act: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The calls that a thread waits for, as the board knows them."""

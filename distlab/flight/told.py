@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def row_of(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
     post = posts.get(rank)
     if post is None:
         return {"rank": rank, "state": "no post", **row}
-    main = next(iter(_main_first(post["threads"])), None)
+    main = min(post["threads"], key=lambda thread: not thread["main"], default=None)
     state = {"ended": "has ended", "failed": "has failed"}.get(post["state"], "")
     if main is None:
         return {"rank": rank, "state": state or "no thread", **row}
@@ -189,7 +189,3 @@ def row_of(rank: int, posts: Mapping[int, Post]) -> dict[str, Any]:
         "file": file,
         "line": line,
     }
-
-
-def _main_first(threads: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(threads, key=lambda thread: not thread["main"])

@@ -13,11 +13,12 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distlab.launch.config import LaunchConfig
 from distlab.recorder.agreement import remove
 from distlab.recorder.attach import variables
+from distlab.recorder.recorder import prefix
 
 if TYPE_CHECKING:
     from distlab.flight.live import Finding
@@ -65,20 +66,27 @@ class Hangs:
     ) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from distlab.flight.told import tell_on_stderr
-        from distlab.flight.watch import LOOK_S, Watch
+        from distlab.flight.watch import LOOK_S
 
-        config, prefix = self._config, f"distlab/{generation - 1}/"
+        keys = prefix(generation - 1)
         with contextlib.suppress(RuntimeError):  # the store's, when the job is over
             store = TCPStore(*where, None, False, _PATIENCE, wait_for_workers=False)
-            watch: Watch = Watch(
-                store,
-                prefix,
-                world_size,
-                tell_on_stderr(config.hang_report, with_stacks=config.hang_stacks),
-                ends=config.on_hang != "report",
-                quiet_s=config.no_progress,
-            )
+            watch = watch_for(self._config, store, keys, world_size)
             while not is_over.wait(LOOK_S):
                 self.finding = watch.look() or self.finding
-            remove(store, f"{prefix}shared/0")  # of ranks that ended while they met
+            remove(store, f"{keys}shared/0")  # of ranks that ended while they met
+
+
+def watch_for(config: LaunchConfig, store: Any, keys: str, world_size: int) -> Watch:
+    """Make the watch that these settings ask for; `keys` is the store's prefix."""
+    from distlab.flight.told import tell_on_stderr
+    from distlab.flight.watch import Watch
+
+    return Watch(
+        store,
+        keys,
+        world_size,
+        tell_on_stderr(config.hang_report, with_stacks=config.hang_stacks),
+        ends=config.on_hang != "report",
+        quiet_s=config.no_progress,
+    )

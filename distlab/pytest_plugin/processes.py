@@ -31,6 +31,7 @@ from distlab.pytest_plugin.job import Job, Setting
 from distlab.pytest_plugin.told import Result
 from distlab.recorder.agreement import remove
 from distlab.recorder.attach import variables as recording
+from distlab.recorder.recorder import prefix
 from distlab.runner.signals import name_of_signal
 
 _PROGRAM, _MODULES = "distlab.pytest_plugin.body", "distlab.pytest_plugin.job"
@@ -38,7 +39,7 @@ _LOOK_S = 0.05
 _TOGETHER_S = 1.0  # for ranks that fail shortly after the first
 _ENDING_S = 5.0
 _PATIENCE = timedelta(seconds=10)
-_PREFIX = "distlab/0/"
+_KEYS = prefix(0)
 
 
 class Processes:
@@ -140,11 +141,11 @@ class _Test:
 
         where = self._store.address, self._store.port
         store = TCPStore(*where, None, False, _PATIENCE, wait_for_workers=False)
-        watch = Watch(store, _PREFIX, self._size, self._tell)
+        watch = Watch(store, _KEYS, self._size, self._tell)
         try:
             self._until_decided(watch)
         finally:
-            remove(store, f"{_PREFIX}shared/0")
+            remove(store, f"{_KEYS}shared/0")
 
     def _until_decided(self, watch: Watch) -> None:
         result = self._result

@@ -28,8 +28,10 @@ _KEPT = 32  # newest calls of a group
 _SLOT = 512  # bytes
 _HEAD = struct.Struct("<QQII")  # number, group and call as hashes, length of the text
 _SHOWN = 4  # tensors of a call
-_BY_OUTPUTS = ("all_gather", "all_gather_into_tensor", "scatter")
-_ANY_SIZE = ("all_to_all", "all_to_all_single", "barrier")
+BY_OUTPUTS = ("all_gather", "all_gather_into_tensor", "scatter")
+"""Collectives whose outputs must be equally large on all ranks, not their inputs."""
+ANY_SIZE = ("all_to_all", "all_to_all_single", "all_to_all_v_single", "barrier")
+"""Collectives whose ranks may differ in both."""
 
 
 class Agreement:
@@ -93,8 +95,8 @@ class Agreement:
 def _told(act: Act) -> dict[str, Any]:
     """Return what must be the same on all ranks, such as the number of elements."""
     size = None
-    if act.op not in _ANY_SIZE:
-        tensors = act.outputs if act.op in _BY_OUTPUTS else act.inputs
+    if act.op not in ANY_SIZE:
+        tensors = act.outputs if act.op in BY_OUTPUTS else act.inputs
         size = sum(map(math.prod, tensors))
     return {
         "op": act.op,

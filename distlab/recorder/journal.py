@@ -125,9 +125,8 @@ class Journal:
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
-        self._reduces: dict[
-            int, Any
-        ] = {}  # by thread: whose gradients are reduced next
+        # By thread: the group in which the next backward() reduces gradients.
+        self._reduces: dict[int, Any] = {}
         os.register_at_fork(after_in_child=self._stop)
 
     def _stop(self) -> None:

@@ -43,9 +43,11 @@ _WAITING = ("autograd/", "distributed/", "nn/parallel/", "_ops.py", "futures/")
 _JOINING = ("_shutdown", "join", "_wait_for_tstate_lock")
 
 
-def prefix() -> str:
-    """Return how the keys of this start of the job begin in its store."""
-    return f"distlab/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+def prefix(num_restarts: int | None = None) -> str:
+    """Return how the keys of one start of the job begin; this rank's by default."""
+    if num_restarts is None:
+        num_restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return f"distlab/{num_restarts}/"
 
 
 class Recorder:

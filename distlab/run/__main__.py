@@ -58,18 +58,10 @@ def _as_rank(arguments: list[str]) -> int:
 
 
 def _judge(config: LaunchConfig, store: Any, world_size: int) -> Callable[[], object]:
-    from distlab.flight.told import tell_on_stderr
-    from distlab.flight.watch import Watch
+    from distlab.launch.hangs import watch_for
     from distlab.recorder.recorder import prefix
 
-    return Watch(
-        store,
-        prefix(),
-        world_size,
-        tell_on_stderr(config.hang_report, with_stacks=config.hang_stacks),
-        ends=config.on_hang != "report",
-        quiet_s=config.no_progress,
-    ).look
+    return watch_for(config, store, prefix(), world_size).look
 
 
 def _only(settings: Mapping[str, Any]) -> dict[str, Any]:
