@@ -20,13 +20,12 @@ from torch._subclasses.fake_tensor import (
 
 from distlab.sim.torch.fake.account import ACTIVATIONS, OPTIMIZER, OTHER, Account
 from distlab.sim.torch.fake.plans import Plan, aten, plan_of
-from distlab.sim.torch.fake.tensors import FakeTensors
+from distlab.sim.torch.fake.tensors import PLAIN, FakeTensors
 from distlab.sim.torch.fake.unknown import refuse
 from distlab.sim.torch.modes import RankMode
 from distlab.sim.torch.storages import on_cpu
 
 _KNOWN_ELEMENTS = 1 << 16  # of results that are computed, if all they need is known
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # with the strides
 
@@ -67,7 +66,7 @@ class FakeCompute(RankMode):
         if _active(_TORCHS_FAKES) is not None:
             return func(*args, **kwargs)  # torch asks itself for a shape
         for kind in types:
-            if kind not in _PLAIN:
+            if kind not in PLAIN:
                 return NotImplemented
         plan = plan_of(func)
         if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):

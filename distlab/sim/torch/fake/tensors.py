@@ -23,12 +23,15 @@ import torch
 from torch import Tensor
 
 from distlab.sim.torch.fake.account import Account
+from distlab.sim.torch.replacing import Replaced
 
 _SIZES = tuple(1 << bits for bits in (45, 44, 42, 40, 38))  # of addresses, if there are
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNED = 64
 _CPU = torch.device("cpu")
 _MARK = "_distlab_unknown"
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that can be fake; others are made of such ones."""
 
 
 class Addresses:
@@ -124,52 +127,40 @@ def bytes_of(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
 # ── storages that are resized ───────────────────────────────────────────────────────
 
 
-class ResizedStorages:
-    """In the place of methods of UntypedStorage, while fake tensors are about.
+def replace_storages(replaced: Replaced) -> None:
+    """Replace methods of UntypedStorage, while fake tensors are about.
 
     FSDP2 gives the memory of whole parameters back, and takes it again, by resizing
     their storages. C++ would have to own the memory for that; here only the account
     changes, and what the storage says about itself.
     """
+    kind: Any = torch.UntypedStorage
+    resize, nbytes, clone = kind.resize_, kind.nbytes, kind.clone
 
-    NAMES = ("resize_", "nbytes", "clone")  # size() asks nbytes, deepcopy() clones
+    def resize_(storage: Any, num_bytes: int) -> Any:
+        watch = getattr(storage, "_distlab_watch", None)
+        if watch is None:
+            return resize(storage, num_bytes)
+        if num_bytes > nbytes(storage):
+            raise NotImplementedError(
+                "a fake tensor's storage cannot be made larger than it was at first"
+            )
+        watch.resize(num_bytes)
+        return storage
 
-    def __init__(self) -> None:
-        kind: Any = torch.UntypedStorage
-        self._kind = kind
-        self._before = {name: vars(kind).get(name) for name in self.NAMES}
-        resize, nbytes, clone = kind.resize_, kind.nbytes, kind.clone
+    def now_bytes(storage: Any) -> int:
+        watch = getattr(storage, "_distlab_watch", None)
+        number: int = nbytes(storage) if watch is None else watch.num_bytes
+        return number
 
-        def resize_(storage: Any, num_bytes: int) -> Any:
-            watch = getattr(storage, "_distlab_watch", None)
-            if watch is None:
-                return resize(storage, num_bytes)
-            if num_bytes > nbytes(storage):
-                raise NotImplementedError(
-                    "a fake tensor's storage cannot be made larger than it was at first"
-                )
-            watch.resize(num_bytes)
-            return storage
+    def cloned(storage: Any) -> Any:
+        watch = getattr(storage, "_distlab_watch", None)
+        if watch is None:
+            return clone(storage)
+        made = addresses().storage(watch.num_bytes)
+        watch.account.add(made, watch.num_bytes, watch.kind)
+        return made
 
-        def now_bytes(storage: Any) -> int:
-            watch = getattr(storage, "_distlab_watch", None)
-            number: int = nbytes(storage) if watch is None else watch.num_bytes
-            return number
-
-        def cloned(storage: Any) -> Any:
-            watch = getattr(storage, "_distlab_watch", None)
-            if watch is None:
-                return clone(storage)
-            made = addresses().storage(watch.num_bytes)
-            watch.account.add(made, watch.num_bytes, watch.kind)
-            return made
-
-        kind.resize_, kind.nbytes, kind.clone = resize_, now_bytes, cloned
-
-    def undo(self) -> None:
-        """Put torch's own methods back."""
-        for name, before in self._before.items():
-            if before is None:
-                delattr(self._kind, name)
-            else:
-                setattr(self._kind, name, before)
+    replaced.put(kind, "resize_", resize_)
+    replaced.put(kind, "nbytes", now_bytes)  # size() asks for it
+    replaced.put(kind, "clone", cloned)  # as deepcopy() does

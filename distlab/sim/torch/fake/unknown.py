@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from distlab.runner.autopsy import own_frame
-from distlab.sim.torch.fake.tensors import FakeTensors
+from distlab.sim.torch.fake.tensors import PLAIN, FakeTensors
+from distlab.sim.torch.replacing import Replaced
 
 _MOST = 1 << 16  # elements that are handed out, as a list or as an array
 
@@ -114,53 +115,33 @@ for _name, _sign in _DECIDE:
 # ── what a tensor tells ─────────────────────────────────────────────────────────────
 
 
-class ToldByTensors:
-    """In the place of the methods with which Python reads a tensor's values."""
-
-    def __init__(self, fakes: FakeTensors) -> None:
-        self._fakes = fakes
-        self._before: dict[str, Any] = {}
-        for name in ("bool", "int", "index", "contains"):
-            self._replace(f"__{name}__", partial(_refuse_to_tell, f"{name}()"))
-        self._replace("item", lambda tensor: Unknown())
-        self._replace("__float__", lambda tensor: 1.0)
-        self._replace("tolist", lambda tensor: _nested(_small(tensor, "tolist()")))
-        self._replace("numpy", _as_array)
-        self._replace("__array__", _as_array)
-        self._replace("__repr__", _described)
-        self._replace("__format__", lambda tensor: "?")
-
-    def _replace(self, name: str, tell: Callable[[Tensor], Any]) -> None:
-        kind: Any = Tensor
-        before = getattr(kind, name)
-        self._before[name] = vars(kind).get(name)
-
-        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) in _PLAIN and self._is_unknown(tensor):
-                return tell(tensor)
-            return before(tensor, *args, **kwargs)
-
-        method.__name__ = name
-        setattr(kind, name, method)
-
-    def _is_unknown(self, tensor: Tensor) -> bool:
-        return (
-            tensor.device.type == "cpu"
-            and tensor.layout is torch.strided
-            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            and self._fakes.is_unknown(tensor)
-        )
-
-    def undo(self) -> None:
-        """Put torch's own methods back."""
-        for name, before in self._before.items():
-            if before is None:
-                delattr(Tensor, name)
-            else:
-                setattr(Tensor, name, before)
+def replace_tellers(replaced: Replaced, fakes: FakeTensors) -> None:
+    """Replace the methods with which Python reads a tensor's values."""
+    for name, tell in _TELLERS.items():
+        replaced.put(Tensor, name, _teller(name, tell, fakes))
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+def _teller(
+    name: str, tell: Callable[[Tensor], Any], fakes: FakeTensors
+) -> Callable[..., Any]:
+    before = getattr(Tensor, name)
+
+    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) in PLAIN and _is_unknown(tensor, fakes):
+            return tell(tensor)
+        return before(tensor, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _is_unknown(tensor: Tensor, fakes: FakeTensors) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and fakes.is_unknown(tensor)
+    )
 
 
 def _refuse_to_tell(what: str, tensor: Tensor) -> NoReturn:
@@ -189,3 +170,18 @@ def _as_array(tensor: Tensor) -> Any:
 def _described(tensor: Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"tensor(?, shape={list(tensor.shape)}, dtype={kind})"
+
+
+_TELLERS: dict[str, Callable[[Tensor], Any]] = {
+    **{
+        f"__{name}__": partial(_refuse_to_tell, f"{name}()")
+        for name in ("bool", "int", "index", "contains")
+    },
+    "item": lambda tensor: Unknown(),
+    "__float__": lambda tensor: 1.0,
+    "tolist": lambda tensor: _nested(_small(tensor, "tolist()")),
+    "numpy": _as_array,
+    "__array__": _as_array,
+    "__repr__": _described,
+    "__format__": lambda tensor: "?",
+}

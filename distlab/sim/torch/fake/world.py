@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial, wraps
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -27,9 +26,10 @@ from distlab.sim.torch.fake.account import (
     become,
 )
 from distlab.sim.torch.fake.operators import Answer, FakeCompute
-from distlab.sim.torch.fake.tensors import FakeTensors, ResizedStorages
-from distlab.sim.torch.fake.unknown import ToldByTensors
+from distlab.sim.torch.fake.tensors import FakeTensors, replace_storages
+from distlab.sim.torch.fake.unknown import replace_tellers
 from distlab.sim.torch.rank import here
+from distlab.sim.torch.replacing import Replaced
 
 
 class FakeWorld:
@@ -37,36 +37,29 @@ class FakeWorld:
 
     def __init__(self) -> None:
         self.fakes = FakeTensors()
-        self._answers: dict[Any, Answer] = {}
+        self.answers: dict[Any, Answer] = {}  # of torch
         self.memory: dict[int, dict[str, int]] = {}  # at its peak, by rank
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Within the block, ranks that are `at_home` have fake tensors."""
-        undo: list[Callable[[], None]] = []
-        try:
-            undo.append(ResizedStorages().undo)
-            undo.append(ToldByTensors(self.fakes).undo)
-            undo.append(partial(setattr, torch, "save", torch.save))
-            torch.save = _saving(torch.save)
+        replaced = Replaced()
+        with ExitStack() as stack:
+            stack.callback(replaced.undo)
+            replace_storages(replaced)
+            replace_tellers(replaced, self.fakes)
+            replaced.with_original(torch, "save", _save)
             for handle in (
                 register_module_parameter_registration_hook(_registered),
                 register_optimizer_step_pre_hook(_before_step),
                 register_optimizer_step_post_hook(_after_step),
             ):
-                undo.append(handle.remove)
+                stack.callback(handle.remove)
             yield
-        finally:
-            for put_back in reversed(undo):
-                put_back()
 
     def home(self, charge: Callable[[float], None]) -> FakeRank:
         """What one rank has of its own."""
         return FakeRank(self, charge)
-
-    def answers(self) -> dict[Any, Answer]:
-        """Torch's answers so far."""
-        return self._answers
 
 
 class FakeRank:
@@ -74,7 +67,7 @@ class FakeRank:
 
     def __init__(self, world: FakeWorld, charge: Callable[[float], None]) -> None:
         self.fakes, self.account = world.fakes, Account()
-        self.compute = FakeCompute(world.fakes, self.account, charge, world.answers())
+        self.compute = FakeCompute(world.fakes, self.account, charge, world.answers)
         self._world = world
         self.modules: WeakSet[nn.Module] = WeakSet()
 
@@ -110,18 +103,14 @@ def _registered(module: nn.Module, name: str, parameter: Any) -> None:
             become(parameter, PARAMETERS)
 
 
-def _saving(before: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(before)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        rank = here()
-        if rank is None or rank.fake is None:
-            before(obj, f, *args, **kwargs)
-            return
-        if isinstance(f, (str, os.PathLike)):
-            Path(f).write_bytes(b"")
-        rank.notes.add("files of torch.save are empty: fake tensors have no values")
-
-    return save
+def _save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    rank = here()
+    if rank is None or rank.fake is None:
+        original(obj, f, *args, **kwargs)
+        return
+    if isinstance(f, (str, os.PathLike)):
+        Path(f).write_bytes(b"")
+    rank.notes.add("files of torch.save are empty: fake tensors have no values")
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
