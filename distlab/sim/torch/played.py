@@ -55,7 +55,7 @@ class Cast:
             self.followers[leader].append(rank)
             self.leader_of[rank] = leader
         self._played = frozenset(self.played)
-        self._twins: dict[tuple[str, int], Group | None] = {}
+        self._twins: dict[tuple[str, int], tuple[Group, int] | None] = {}
         self._names: dict[int, dict[str, str]] = defaultdict(dict)  # of twins, by rank
 
     def is_played(self, rank: int) -> bool:
@@ -71,22 +71,24 @@ class Cast:
         here; another name is the world's.
         """
         own: Part | None = None
+        at = next((i for i, (known, _) in enumerate(formed) if known == name), None)
         for rank in self.followers[leader]:
-            twin = self._twin(rank, formed, world, name)
+            twin = (world, rank) if at is None else self._twin(rank, formed, world, at)
             if twin is not None:
                 own = own or _followers_part(part)
-                twin.collectives.join(twin.members.index(rank), own)
+                group, place = twin
+                group.collectives.join(place, own)
 
     def _twin(
-        self, rank: int, formed: Sequence[Formed], world: Group, name: str
-    ) -> Group | None:
-        """What group `name` is to its leader is this one to `rank`; it may be none."""
-        at = next((i for i, (known, _) in enumerate(formed) if known == name), None)
-        if at is None:
-            return world
+        self, rank: int, formed: Sequence[Formed], world: Group, at: int
+    ) -> tuple[Group, int] | None:
+        """What group `at` is to its leader is this one to `rank`; it may be none.
+
+        With the place of `rank` in it.
+        """
+        name, members = formed[at]
         key = (name, rank)
         if key not in self._twins:
-            members = formed[at][1]
             if rank in members:
                 found = [(0, name, members)]
             else:
@@ -100,7 +102,8 @@ class Cast:
             self._twins[key] = None
             if found:
                 _, other, ranks = min(found)
-                self._twins[key] = world.subgroup(("torch", other), ranks)
+                group = world.subgroup(("torch", other), ranks)
+                self._twins[key] = group, group.members.index(rank)
                 self._names[rank][name] = other
         return self._twins[key]
 

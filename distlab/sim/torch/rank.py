@@ -59,7 +59,7 @@ class Rank:
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
         self.store: Any = None  # torch holds on to half of it only
         self.per_node, self.device_index = context.world_size, 0
-        self.memory = Memory(innermost(self.comm).group.kernel)
+        self.memory = Memory(self.kernel)
         self.pretends = False  # to have a GPU
         self.users: Collection[str] = ()  # names of the modules that are the user's
         self.at_exit: list[Callable[[], object]] = []

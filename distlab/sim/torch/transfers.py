@@ -113,11 +113,13 @@ class Transfers(_Base):  # type: ignore[misc]
 
     def _on_wire(self, tensor: Tensor | None) -> Tensor | Sized | None:
         """One row of memory; of a tensor without memory its size."""
-        if tensor is None or self._rank.fake is None:
-            return flat_or_none(tensor)
-        if self._rank.fake.fakes.is_unknown(tensor):
+        if tensor is not None and self._is_unknown(tensor):
             return Sized(tensor.nbytes)
-        return flat(tensor)
+        return flat_or_none(tensor)
+
+    def _is_unknown(self, tensor: Tensor) -> bool:
+        fake = self._rank.fake
+        return fake is not None and fake.fakes.is_unknown(tensor)
 
     def _require_alike(self, op: str, sent: Tensor) -> None:
         """Compare with who came first to the same collective of the group.
@@ -144,7 +146,7 @@ class Transfers(_Base):  # type: ignore[misc]
         self._require_played(op, peer)
         if self._rank.fake is not None and not sends and tensor.is_floating_point():
             self._rank.fake.fakes.forget(tensor)  # the sender's may be unknown
-        wire = self._on_wire(row)
+        wire = Sized(row.nbytes) if self._is_unknown(row) else row
         call = Call(
             op=op,
             dst=peer if sends else None,
@@ -166,12 +168,11 @@ class Transfers(_Base):  # type: ignore[misc]
 
     def hand_out(self, row: Tensor, targets: Sequence[Tensor]) -> None:
         """Copy equal parts of what has been gathered into the targets."""
-        fake = self._rank.fake
-        if fake is None or not fake.fakes.is_unknown(row):
+        if not self._is_unknown(row):
             hand_out(row, targets)
-        else:
-            for target in targets:
-                fake.fakes.forget(target)
+            return
+        for target in targets:
+            self._rank.fake.fakes.forget(target)
 
     def _require_played(self, op: str, peer: int) -> None:
         """Refuse a message to or from a rank that only follows another one.
