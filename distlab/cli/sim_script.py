@@ -55,7 +55,6 @@ def sim_script(
     from distlab.sim.net.spec import parse_faults, parse_net
     from distlab.sim.torch.rank import Rank
     from distlab.sim.torch.script import run_script
-    from distlab.trace import to_chakra
 
     if device not in ("cuda", "cpu"):
         raise ValueError(f"--device is {device}; choose cuda or cpu")
@@ -100,10 +99,7 @@ def sim_script(
         ],
         "simulated_in_s": round(time.perf_counter() - started, 3),
     }
-    pages = _written(done, row, html, perfetto, open_it=open_it)
-    if chakra:
-        to_chakra(done, chakra)
-        pages["chakra"] = chakra
+    pages = _written(done, row, html, perfetto, chakra, open_it=open_it)
     if as_json:
         show_json({**row, **pages})
     else:
@@ -237,11 +233,11 @@ _STATELESS = ("torch", "numpy")
 
 
 def _written(
-    done: SimRun, row: Row, html: str, perfetto: str, *, open_it: bool
+    done: SimRun, row: Row, html: str, perfetto: str, chakra: str, *, open_it: bool
 ) -> dict[str, str]:
     """Write the files that were asked for; what they are and where."""
     from distlab.simulated.script_facts import is_long
-    from distlab.trace import to_html, to_perfetto
+    from distlab.trace import to_chakra, to_html, to_perfetto
 
     pages = {}
     if (html or open_it) and not is_long(done) and done.world_size <= MAX_PAGE_RANKS:
@@ -253,6 +249,9 @@ def _written(
     if perfetto:
         to_perfetto(done, Path(perfetto))
         pages["perfetto"] = perfetto
+    if chakra:
+        to_chakra(done, chakra)
+        pages["chakra"] = chakra
     return pages
 
 

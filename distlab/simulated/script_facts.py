@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from distlab.comm import Event
-from distlab.runner.autopsy import place_of
+from distlab.runner.autopsy import place
 from distlab.sim import SimRun
 from distlab.trace.critical_path import path_of, seconds_by_kind
 from distlab.trace.journals import trace_of
@@ -200,5 +200,5 @@ def _critical(done: SimRun) -> Facts:
 def _line(trace: Trace, row: int) -> tuple[str, str]:
     call = trace.calls.row(row)
     site = trace.sites[call["site"]]
-    place = place_of({"file": site.file, "line": site.line, "via": None})
-    return trace.labels[call["label"]].removeprefix("wait: "), place
+    label = trace.labels[call["label"]].removeprefix("wait: ")
+    return label, place((site.file, site.line))

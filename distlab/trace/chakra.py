@@ -82,7 +82,6 @@ def _type(event: Any) -> int:
 def _facts(rank: int, event: Any) -> tuple[bytes, ...]:
     members = event["members"]
     facts = [
-        _attribute("is_cpu_op", _number(27, 0)),
         _attribute("comm_size", _number(13, event.get("bytes") or 0)),
         _attribute("pg_name", _text(29, event["group"])),
     ]
@@ -112,9 +111,11 @@ def _node(
 ) -> bytes:
     start_us = math.floor(start_s * _US)
     exact_us = round((end_s - start_s) * _US, 6)  # to the picosecond
-    if kind == COMPUTE:
-        facts = (_attribute("is_cpu_op", _number(27, 0)),)
-    facts = (*facts, _attribute("duration_us", _double(3, exact_us)))
+    facts = (
+        _attribute("is_cpu_op", _number(27, 0)),
+        *facts,
+        _attribute("duration_us", _double(3, exact_us)),
+    )
     return b"".join(
         [
             _number(1, number),

@@ -178,13 +178,9 @@ def _replace_queries(replaced: Replaced) -> None:
         "set_device_idx": set_device,
         "get_memory_info": _free,
     }
-    for name, ours in both.items():
-        replaced.for_ranks(_cuda, name, ours)
-        replaced.for_ranks(_accelerator, name, ours)
-    for name, ours in of_cuda.items():
-        replaced.for_ranks(_cuda, name, ours)
-    for name, ours in of_accelerators.items():
-        replaced.for_ranks(_accelerator, name, ours)
+    for owner, own in ((_cuda, of_cuda), (_accelerator, of_accelerators)):
+        for name, ours in {**both, **own}.items():
+            replaced.for_ranks(owner, name, ours)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         replaced.for_ranks(_cuda.nvtx, name, _nothing)
     replaced.for_ranks(_cuda.nccl, "version", _constant((2, 27, 3)))
@@ -314,11 +310,14 @@ def _to(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     off = any(isinstance(w, (str, torch.device)) and str(w) == "cpu" for w in wanted)
     if off and _rank().is_users(sys._getframe(2)):
         kwargs.setdefault("copy", True)
-    if "device" in kwargs:
-        kwargs["device"] = on_cpu(kwargs["device"])
+    return _moved(original, tensor, *args, **kwargs)
+
+
+def _moved(original: Any, this: Any, *args: Any, **kwargs: Any) -> Any:
+    """For `to` of a tensor or a module."""
     if args and not isinstance(args[0], torch.dtype):
         args = (on_cpu(args[0]), *args[1:])
-    return original(tensor, *args, **kwargs)
+    return _with_device(original, this, *args, **kwargs)
 
 
 def _copied(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -422,12 +421,6 @@ def _fsdp(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
     original(this, *args, **kwargs)
 
 
-def _module_to(original: Any, this: Any, *args: Any, **kwargs: Any) -> Any:
-    if args and not isinstance(args[0], torch.dtype):
-        args = (on_cpu(args[0]), *args[1:])
-    return _with_device(original, this, *args, **kwargs)
-
-
 def _loader(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
     kwargs.pop("pin_memory", None)
     kwargs.pop("pin_memory_device", None)
@@ -449,7 +442,7 @@ def _replace_classes(replaced: Replaced) -> None:
     replaced.for_ranks(
         torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
     )
-    replaced.with_original(torch.nn.Module, "to", _module_to)
+    replaced.with_original(torch.nn.Module, "to", _moved)
     replaced.with_original(torch.nn.Module, "to_empty", _with_device)
     for owner in (distributed_c10d, dist):
         replaced.with_original(owner, "init_process_group", _init_group)
