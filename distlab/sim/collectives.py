@@ -154,9 +154,8 @@ class Collectives:
         tree = self._trees.pop((index, parts[0].act[1] or 0), None)
         if tree is not None:  # some are through already, and their tensors are theirs
             tree.hand_down(dict(enumerate(_sent(parts))))
-        elif _have_data(parts) and _alike(
-            parts
-        ):  # or else nothing happens, and the journals show why
+        # Of unlike parts nothing comes, and the journals show why.
+        elif _have_data(parts) and _alike(parts):
             _RESULTS[parts[0].act[0]](parts)
         for _, meeting in members.values():
             if not meeting.done:

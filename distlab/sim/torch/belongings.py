@@ -109,7 +109,7 @@ class Process:
         own.handlers, own.level, own.enabled = root.handlers, root.level, root._cache
         own.loggers = _manager.loggerDict
         own.folder = self._folder = os.getcwd()
-        own.modules, own.locks = _taken(sys.modules, self._names), {}
+        own.modules = _taken(sys.modules, self._names)
         # Another rank must not wait for a module that this one is still importing.
         own.locks = _taken(_locks, self._names)
 

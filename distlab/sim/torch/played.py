@@ -29,6 +29,7 @@ from distlab.sim.collectives import Part
 from distlab.sim.payload import Sized
 
 Formed = tuple[str, tuple[int, ...]]  # a group: its name and its members
+_FEW = 16  # ranks that are all played
 
 
 class Cast:
@@ -138,13 +139,13 @@ def _calls(record: RankRecord) -> Iterator[tuple[Any, ...]]:
         yield event["k"], event["n"], event.get("op"), event.get("bytes")
 
 
-def default_cast(world_size: int, per_node: int, few: int = 16) -> list[int]:
+def default_cast(world_size: int, per_node: int) -> list[int]:
     """The ranks to play: all if they are few, or else those that are likely to differ.
 
     The first and the second rank, the last one of the first node and the first one of
     the second, the one in the middle and the last one.
     """
-    if world_size <= few:
+    if world_size <= _FEW:
         return list(range(world_size))
     picked = {0, 1, per_node - 1, per_node, world_size // 2, world_size - 1}
     return sorted(rank for rank in picked if rank < world_size)

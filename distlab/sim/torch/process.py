@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -104,9 +105,6 @@ def _clock(real: Any, start_s: float, per_s: float, kind: Any) -> Callable[[], A
 
 
 def _replace_ends(replaced: Replaced) -> None:
-    def handler(original: Any, number: int, act: Any) -> Any:
-        return signal.SIG_DFL
-
     def exit_at_once(original: Any, status: int) -> Any:
         if _live_rank() is None:
             original(status)
@@ -118,7 +116,7 @@ def _replace_ends(replaced: Replaced) -> None:
             rank.at_exit.append(lambda: function(*args, **kwargs))
         return function
 
-    replaced.with_original(signal, "signal", handler)
+    replaced.for_ranks(signal, "signal", lambda number, act: signal.SIG_DFL)
     replaced.with_original(os, "_exit", exit_at_once)
     replaced.for_ranks(atexit, "register", at_exit)
 
@@ -200,12 +198,10 @@ def _only_workers(original: Any, process: Any) -> None:
     Raises:
         Refused: the process is none of them.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if str(frame.f_globals.get("__name__")).startswith("torch.utils.data"):
             original(process)
             return
-        frame = frame.f_back
     raise Refused(
         "a process that a rank starts can't be simulated: call its function instead, "
         "or leave it out"

@@ -63,6 +63,6 @@ class Memory:
 
     def _gone(self, reference: Any) -> None:
         known = self._storages.get(reference.key)
-        if known is not None and known is reference:  # not another one in its place
+        if known is reference:  # not another one in its place
             del self._storages[known.key]
             self.live -= known.num_bytes

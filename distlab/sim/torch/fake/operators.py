@@ -236,7 +236,7 @@ def _elements(outs: Any) -> list[int]:
 
 def _asked(func: Any, plan: Plan, args: Any, kwargs: Any) -> Answer:
     """Have torch work the result out, with tensors of its own."""
-    with FakeTensorMode() as mode:
+    with FakeTensorMode():
 
         def stand_in(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -253,7 +253,6 @@ def _asked(func: Any, plan: Plan, args: Any, kwargs: Any) -> Answer:
         flops = 0.0
         if plan.flops is not None:
             flops = float(plan.flops(*own, **own_kwargs, out_val=out))
-    del mode
     return Answer(_shapes(out), flops)
 
 

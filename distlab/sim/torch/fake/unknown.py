@@ -10,8 +10,10 @@ from __future__ import annotations
 import linecache
 import math
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,10 +37,8 @@ def refuse(what: str) -> NoReturn:
     Raises:
         DataDependentError: always.
     """
-    frames, frame = [], sys._getframe(1)
-    while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
+    stack = traceback.walk_stack(sys._getframe(1))
+    frames = [(frame.f_code.co_filename, line) for frame, line in stack]
     at = own_frame(tuple(reversed(frames)))
     code = linecache.getline(*at).strip() if at else ""
     line = f" in `{code}`" if code else ""
@@ -60,7 +60,7 @@ class Unknown(float):
 
     def __format__(self, spec: str) -> str:
         """A question mark, as wide as the number would have been."""
-        width = "".join(_leading_digits(spec.lstrip("<>^+- ")))
+        width = "".join(takewhile(str.isdigit, spec.lstrip("<>^+- ")))
         return format("?", f">{width}" if width else "")
 
     def __repr__(self) -> str:
@@ -70,15 +70,6 @@ class Unknown(float):
 
     def __hash__(self) -> int:
         return id(self)
-
-
-def _leading_digits(text: str) -> list[str]:
-    digits: list[str] = []
-    for letter in text:
-        if not letter.isdigit():
-            break
-        digits.append(letter)
-    return digits
 
 
 def _stays_unknown(name: str) -> Callable[..., Any]:
