@@ -101,7 +101,13 @@ class Faults:
         Raises:
             ValueError: a node isn't one of these.
         """
-        named: dict[str, list[Node]] = {
+        for name, nodes in self.nodes().items():
+            for node in nodes:
+                _require_node(name, node, world_size, services)
+
+    def nodes(self) -> dict[str, list[Node]]:
+        """Return the nodes that each kind of fault names."""
+        return {
             "straggler": list(self.straggler),
             "kill": list(self.kill),
             "late": list(self.late),
@@ -110,9 +116,6 @@ class Faults:
             "freeze": [node for node, _, _ in self.freeze],
             "partition": [node for nodes, _, _ in self.partitions for node in nodes],
         }
-        for name, nodes in named.items():
-            for node in nodes:
-                _require_node(name, node, world_size, services)
 
     def __bool__(self) -> bool:
         """Return True if anything can go wrong."""

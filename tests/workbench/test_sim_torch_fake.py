@@ -330,8 +330,12 @@ def test_played_ranks_that_differ_are_named_and_messages_need_both_ends() -> Non
     assert re.search(r"\brank 0\b.*\bsend\b.*\brank 1\b", error.message)
 
 
-def test_a_rank_with_a_fault_is_played() -> None:
-    slow = Faults(straggler={5: 3.0})
+@pytest.mark.parametrize(
+    "slow",
+    [Faults(straggler={5: 3.0}), Faults(freeze=((5, 0.0, 0.5),))],
+    ids=["straggler", "freeze"],
+)
+def test_a_rank_with_a_fault_is_played(slow: Faults) -> None:
     options: dict[str, Any] = {"net": NET, "flops_per_s": 1e9, "fake": True}
     few = sim_torch.run(ddp, 9, played=[0], faults=slow, **options)
     every = sim_torch.run(ddp, 9, faults=slow, **options)

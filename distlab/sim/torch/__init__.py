@@ -186,10 +186,8 @@ def require_tested(version: str) -> None:
 
 def _struck(faults: Faults | None) -> set[int]:
     """The ranks that faults make differ from the others."""
-    if faults is None:
-        return set()
-    named = {*faults.straggler, *faults.kill, *faults.late}
-    return {rank for rank in named if isinstance(rank, int)}
+    named = faults.nodes().values() if faults else ()
+    return {node for nodes in named for node in nodes if isinstance(node, int)}
 
 
 def _with_memory(done: SimRun, world: FakeWorld, cast: Cast | None) -> SimRun:
