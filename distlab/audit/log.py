@@ -38,11 +38,9 @@ class Log:
     """All events of one rank, and the names that its objects got."""
 
     rank: int
-    world_size: int
     folder: Path
     events: list[Event] = field(default_factory=list)
     num_steps: int = 0
-    ended: str = "finished"
 
     def add(self, kind: str, at: Place | None = None, /, **facts: Any) -> Event:
         """Write an event down; its place is the user's line that runs, if not given."""

@@ -31,7 +31,6 @@ class Trouble:
     said: str
     at: Place | None
     kind: str = ""
-    saving: str = ""
 
 
 @dataclass
@@ -113,7 +112,7 @@ def simulate(context: RankContext, settings: dict[str, Any]) -> None:
 
     @contextmanager
     def around(rank: int) -> Iterator[None]:
-        with watching.watched(rank, world_size, folder) as log:
+        with watching.watched(rank, folder) as log:
             logs[rank] = log
             yield
 

@@ -105,7 +105,7 @@ def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
     if settings["double"]:
         torch.set_default_dtype(torch.float64)
     folder = Path(settings["folder"])
-    with watching.installed(), watching.watched(rank, world_size, folder) as log:
+    with watching.installed(), watching.watched(rank, folder) as log:
         timer = threading.Timer(settings["seconds"], _write, (log, folder))
         timer.daemon = True
         timer.start()

@@ -91,13 +91,11 @@ class Epoch:
     """One pass over a loader on one rank; `indices` is None where there are none."""
 
     at: Place | None
-    sampler_epoch: int | None
     length: int | None
     part: list[int] | None = None
     """Of a Subset: the indices of its samples in the whole data set."""
     indices: list[int] | None = field(default_factory=list)
     content: list[str] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
     is_whole: bool = False
     draws: bool = False
 
@@ -111,8 +109,7 @@ def epochs(log: Log, loader: int) -> list[Epoch]:
         if event["loader"] != loader:
             continue
         if event.kind == "epoch":
-            facts = event["sampler_epoch"], event["length"], event["part"]
-            found[number] = Epoch(event.at, *facts)
+            found[number] = Epoch(event.at, event["length"], event["part"])
         elif event.kind == "fetch":
             fetched.append(event)
         elif number in found:
@@ -130,19 +127,16 @@ def _go_on(epoch: Epoch, event: Event) -> None:
     if event.kind == "epoch_end":
         epoch.is_whole = True
         return
-    epoch.rows.append(event["rows"])
     if event["indices"] is None:
         epoch.indices = None
     elif epoch.indices is not None:
         epoch.indices += event["indices"]
 
 
-def steps(log: Log, number: int | None = None) -> list[Event]:
-    """Return the steps of an optimizer, by default those of the first one."""
+def steps(log: Log) -> list[Event]:
+    """Return the steps of the first optimizer."""
     all_steps = list(log.of("step"))
-    if number is None and all_steps:
-        number = all_steps[0]["number"]
-    return [event for event in all_steps if event["number"] == number]
+    return [e for e in all_steps if e["number"] == all_steps[0]["number"]]
 
 
 def between_steps(log: Log, *kinds: str) -> list[list[Event]]:

@@ -44,8 +44,6 @@ class Job:
 
     module: str
     file: str
-    owner: str
-    """The test's class, or nothing."""
     function: str
     values: bytes
     rank_names: tuple[str, ...]
@@ -109,7 +107,6 @@ def job_of(item: pytest.Function) -> Job:
     return Job(
         module=item.module.__name__,
         file=str(item.path),
-        owner=item.cls.__qualname__ if item.cls else "",
         function=item.originalname,
         values=cloudpickle.dumps((item.instance, values, _filters())),
         rank_names=rank_names,

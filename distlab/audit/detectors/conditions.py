@@ -83,7 +83,7 @@ def _stuck(trial: Trial) -> Iterator[Finding]:
     chosen = _skipped(candidates, before) or _chosen(candidates, sequences)
     op, at = chosen
     ranks = [rank for rank, place in places.items() if place == chosen]
-    saving = _is_saving(at, sequences, ranks, parted) or _stuck_saving(stuck, at)
+    saving = _is_saving(at, sequences, ranks, parted)
     others = [rank for rank in range(n) if rank not in ranks]
     yield Finding(
         at,
@@ -152,10 +152,6 @@ def _is_saving(
                 return True
     text = source.line(at)
     return any(word in text for word in _STATE)
-
-
-def _stuck_saving(stuck: dict[int, Trouble], at: Place) -> bool:
-    return any(t.saving for t in stuck.values() if t.at == at)
 
 
 def _unlike(trial: Trial) -> Iterator[Finding]:

@@ -38,11 +38,11 @@ def installed() -> Iterator[None]:
 
 
 @contextmanager
-def watched(rank: int, world_size: int, folder: Path) -> Iterator[Log]:
+def watched(rank: int, folder: Path) -> Iterator[Log]:
     """Within the block, this thread is that rank's, and the log is its."""
     from distlab.audit.watching.calls import TorchCalls
 
-    memory = Memory(Log(rank, world_size, folder))
+    memory = Memory(Log(rank, folder))
     attach(memory)
     try:
         with TorchCalls(memory):

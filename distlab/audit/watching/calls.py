@@ -90,8 +90,6 @@ class TorchCalls(TorchFunctionMode):
                 fn=name,
                 state=digest_of(before),
                 shape=list(value.shape) if isinstance(value, Tensor) else [],
-                in_forward=memory.depth > 0,
-                in_backward=torch._C._current_graph_task_id() != -1,
                 seeded=None if own is not None else memory.seeded.get("torch"),
             )
         return value
@@ -99,15 +97,12 @@ class TorchCalls(TorchFunctionMode):
     def _lost(self, name: str, args: Any, kwargs: Any, value: Any) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
             return
-        reduction = kwargs.get("reduction", "mean")
         self._memory.loss_at = here()
         self._memory.log.add(
             "loss",
-            fn=name,
             value=float(value.detach()),
-            reduction=reduction,
+            reduction=kwargs.get("reduction", "mean"),
             count=_count(name, args, kwargs),
-            grad=value.requires_grad,
         )
 
     def _reduced(self, value: Any) -> None:
@@ -134,11 +129,11 @@ class TorchCalls(TorchFunctionMode):
         if not memory.names or not args[0].is_leaf or memory.depth:
             return
         where = args[0].data_ptr()
-        for key, known in memory.names.items():
+        for key in memory.names:
             parameter: Any = memory.kept.get(key)
             plain = isinstance(parameter, Tensor) and not hasattr(parameter, "to_local")
             if plain and where and parameter.data_ptr() == where:
-                memory.log.add("overwritten", name=known, fn=name)
+                memory.log.add("overwritten")
                 return
 
 

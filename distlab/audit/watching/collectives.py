@@ -59,21 +59,18 @@ def _observed(name: str, original: Any) -> Any:
         memory = current()
         if memory is None or memory.in_call:
             return original(*args, **kwargs)
-        event = memory.log.add(
+        memory.log.add(
             "collective",
             op=name,
-            returned=False,
             collective=name not in NOT_COLLECTIVE,
             saving=is_saving(),
             **_facts(memory, name, args, kwargs),
         )
         memory.in_call += 1
         try:
-            value = original(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             memory.in_call -= 1
-        event.facts["returned"] = True
-        return value
 
     return call
 
@@ -90,37 +87,23 @@ def _facts(memory: Memory, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
     from distlab.audit.fingerprints import local
 
     tensor = next((a for a in [*args, *kwargs.values()] if isinstance(a, Tensor)), None)
-    group = kwargs.get("group")
     operation = kwargs.get("op", args[1] if name == "all_reduce" and args[1:] else None)
     facts: dict[str, Any] = {
-        "group": _ranks(group),
         "reduce": str(operation).rpartition(".")[2] if operation is not None else "SUM",
-        "shape": None,
         "values": None,
         "gradient": "",
         "is_weight": False,
-        "training": memory.log.num_steps,
     }
     if name == "new_group":
         members = kwargs.get("ranks", args[0] if args else None)
         facts["members"] = sorted(members) if members is not None else []
         facts["local"] = bool(kwargs.get("use_local_synchronization"))
     if tensor is not None:
-        facts["shape"] = list(tensor.shape)
         if tensor.numel() <= FEW and not tensor.is_complex():
             facts["values"] = [float(v) for v in local(tensor).reshape(-1).cpu()]
         facts["gradient"] = _gradient_name(memory, tensor)
         facts["is_weight"] = _is_weight(memory, tensor)
     return facts
-
-
-def _ranks(group: Any) -> list[int] | None:
-    if group is None or not isinstance(group, dist.ProcessGroup):
-        return None
-    try:
-        return list(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError):
-        return None
 
 
 def _gradient_name(memory: Memory, tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, dataloader
+from torch.utils.data import DataLoader, Subset, dataloader
 from torch.utils.data._utils import fetch
 
 from distlab.audit.fingerprints import digest_of
@@ -45,10 +45,7 @@ def _made(memory: Memory, _: None, loader: Any, *args: Any, **kwargs: Any) -> No
     memory.log.add(
         "loader",
         number=memory.number(loader),
-        batch_size=loader.batch_size,
         drop_last=bool(loader.drop_last),
-        workers=loader.num_workers,
-        sampler=type(sampler).__name__,
         distributed=_is_distributed(sampler),
         replicas=int(getattr(sampler, "num_replicas", 1) or 1),
         padded=not getattr(sampler, "drop_last", True),
@@ -56,8 +53,6 @@ def _made(memory: Memory, _: None, loader: Any, *args: Any, **kwargs: Any) -> No
         random=type(sampler).__name__ in ("RandomSampler", "SubsetRandomSampler"),
         replacement=bool(getattr(sampler, "replacement", False)),
         weighted=type(sampler).__name__ == "WeightedRandomSampler",
-        iterable=isinstance(loader.dataset, IterableDataset),
-        length=_length(loader.dataset),
     )
 
 
@@ -98,7 +93,6 @@ def _counted_iter(original: Any) -> Any:
         key = f"epochs of {memory.number(self)}"
         epoch = memory.counts[key]
         memory.counts[key] += 1
-        sampler = _innermost(self)
         length = _length(self.dataset)
         part = None
         if length is not None and isinstance(self.dataset, Subset):
@@ -107,7 +101,6 @@ def _counted_iter(original: Any) -> Any:
             "epoch",
             loader=memory.number(self),
             epoch=epoch,
-            sampler_epoch=getattr(sampler, "epoch", None),
             length=length,
             part=part,
         )
@@ -221,13 +214,10 @@ def _noted_draws(original: Any) -> Any:
         }
         content = self.__dict__.pop("_distlab_content", None)
         info = torch.utils.data.get_worker_info()
-        indices: list[int] = index if isinstance(index, list) else []
-        known = bool(indices) and all(isinstance(i, int) for i in indices)
         note = {
             "loader": memory.loader[0],
             "epoch": memory.loader[1],
             "worker": info.id if info else None,
-            "indices": _root_indices(self.dataset, indices) if known else None,
             "content": content,
             "drawn": {name: state for name, (state, _) in drawn.items()},
             "made": {

@@ -56,15 +56,14 @@ def watch(patches: Patches) -> None:
 def _backward(memory: Memory, tensors: Any, *args: Any, **kwargs: Any) -> None:
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if len(roots) != 1 or roots[0].numel() != 1:
-        memory.log.add("backward", terms=[], value=math.nan, loss_at=None)
+        memory.log.add("backward", terms=[], loss_at=None)
         return
     try:
         with unseen():
             terms = list(terms_of(roots[0]))
     except (RuntimeError, AttributeError):  # buffers that are freed already
         terms = []
-    value = float(roots[0].detach())
-    memory.log.add("backward", terms=terms, value=value, loss_at=memory.loss_at)
+    memory.log.add("backward", terms=terms, loss_at=memory.loss_at)
     memory.loss_at = None
 
 

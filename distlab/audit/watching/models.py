@@ -9,7 +9,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 
-from distlab.audit.fingerprints import digest_of, print_of
+from distlab.audit.fingerprints import digest_of
 from distlab.audit.log import Memory, current
 from distlab.audit.places import here
 from distlab.audit.watching.patches import Patches
@@ -68,13 +68,11 @@ def _wrapped(
     born = {name: memory.born.get(id(p)) for name, p in named}
     memory.log.add(
         "ddp",
-        number=memory.number(ddp),
         names=[name for name, _ in named if name not in ignored],
         born=born,
         find_unused=ddp.find_unused_parameters,
         static=bool(getattr(ddp, "static_graph", False)),
         size=ddp.process_group.size(),
-        prints={name: print_of(p) for name, p in named},
     )
 
 
@@ -88,13 +86,8 @@ def _sharded(memory: Memory, _: None, module: Any, *args: Any, **kwargs: Any) ->
         learn_names(memory, module)
 
 
-def _loaded(
-    memory: Memory, _: None, module: nn.Module, *args: Any, **kwargs: Any
-) -> None:
-    number = memory.inner_of.get(id(module))
-    if isinstance(module, DistributedDataParallel):
-        number = memory.number(module)
-    memory.log.add("loaded", ddp=number)
+def _loaded(memory: Memory, *args: Any, **kwargs: Any) -> None:
+    memory.log.add("loaded")
 
 
 def _begins(module: nn.Module, inputs: Any) -> None:
@@ -110,7 +103,6 @@ def _begins(module: nn.Module, inputs: Any) -> None:
 
     memory.log.add(
         "forward",
-        module=type(module).__name__,
         ddp=memory.number(module) if is_ddp else None,
         inside=None if is_ddp else memory.inner_of.get(id(module)),
         training=module.training,

@@ -18,13 +18,8 @@ def watch(patches: Patches) -> None:
     patches.keep(optimizers.register_optimizer_step_post_hook(_after))
 
 
-def _made(memory: Memory, _: None, it: Any, *args: Any, **kwargs: Any) -> None:
-    memory.log.add(
-        "optimizer",
-        number=memory.number(it),
-        kind=type(it).__name__,
-        lr=[float(group.get("lr", 0.0)) for group in it.param_groups],
-    )
+def _made(memory: Memory, *args: Any, **kwargs: Any) -> None:
+    memory.log.add("optimizer")
 
 
 def name_of(memory: Memory, parameter: Any, at: str) -> str:
@@ -51,7 +46,6 @@ def _before(it: Any, args: Any, kwargs: Any) -> None:
     memory.log.add(
         "step",
         number=memory.number(it),
-        kind=type(it).__name__,
         lr=[float(group["lr"]) for group in it.param_groups if "lr" in group],
         weights=weights,
         gradients=gradients,

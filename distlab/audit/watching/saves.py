@@ -1,4 +1,4 @@
-"""torch.save: which file, by whom, and whether what it writes is one rank's part."""
+"""torch.save: by whom, and whether what it writes is one rank's part."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ def watch(patches: Patches) -> None:
     patches.observe(torch, "save", before=_saved)
 
 
-def _saved(memory: Memory, thing: Any, file: Any = None, *args: Any, **_: Any) -> None:
-    memory.log.add(
-        "save",
-        path=str(file) if isinstance(file, str) or hasattr(file, "__fspath__") else "",
-        sharded=_sharded(thing, _DEEP),
-    )
+def _saved(memory: Memory, thing: Any, *args: Any, **kwargs: Any) -> None:
+    memory.log.add("save", sharded=_sharded(thing, _DEEP))
 
 
 def _sharded(thing: Any, depth: int) -> str:
