@@ -42,14 +42,3 @@ def here() -> Place | None:
             return Place(real_file(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back
     return None
-
-
-def path_here() -> tuple[tuple[str, str, int], ...]:
-    """Return (function, file, line) of this thread's frames, the innermost first."""
-    frames = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        frames.append((code.co_name, code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(frames)

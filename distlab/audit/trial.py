@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from distlab.audit.log import Event, Log
@@ -41,9 +41,7 @@ class Trial:
         That is so if DDP holds the model in a group of all ranks, or the script reduces
         gradients over all of them, or a sampler deals the samples out to all.
         """
-        return self.world_size > 1 and any(
-            _is_parallel(log, self.world_size) for log in self.logs
-        )
+        return any(_is_parallel(log, self.world_size) for log in self.logs)
 
     def may_differ(self) -> bool:
         """Return True if copies are averaged now and then, or ranks may end early."""
@@ -145,12 +143,23 @@ def between_steps(log: Log, *kinds: str) -> list[list[Event]]:
     found: list[list[Event]] = []
     gathered: list[Event] = []
     for event in log.of("step", *kinds):
-        if event.kind == "step" and event["number"] == first:
+        if event.kind != "step":
+            gathered.append(event)
+        elif event["number"] == first:
             found.append(gathered)
             gathered = []
-        elif event.kind != "step" or "step" in kinds:
-            gathered.append(event)
     return found
+
+
+def trains(forward: Event) -> bool:
+    """Return True for a call of a model whose output may be trained on."""
+    return bool(forward["training"] and forward["grad"])
+
+
+def loss_line(backward: Event) -> Place | None:
+    """Return the line that computed what a backward() starts from, else its own."""
+    place: Place | None = backward["loss_at"] or backward.at
+    return place
 
 
 def by_backward(log: Log) -> list[list[Event]]:
@@ -167,7 +176,7 @@ def by_backward(log: Log) -> list[list[Event]]:
     return found[:-1]
 
 
-def same(values: Iterator[object] | list[object]) -> bool:
+def same(values: Iterable[object]) -> bool:
     """Return True if all values are equal."""
     values = list(values)
     return all(value == values[0] for value in values)

@@ -29,6 +29,7 @@ from distlab.audit.trial import Trial, same, some_ranks
 _STATE = ("state_dict", "full_tensor", "dcp.save", "checkpoint", "consolidate", "save(")
 
 Call = tuple[str, Place | None]
+Calls = list[tuple[Call, Event]]
 
 
 def find(trial: Trial) -> Iterator[Finding]:
@@ -42,7 +43,7 @@ def find(trial: Trial) -> Iterator[Finding]:
         yield from _partial_groups(trial)
 
 
-def _calls(log: Log) -> list[tuple[Call, Event]]:
+def _calls(log: Log) -> Calls:
     """Return what other ranks have to answer, in order."""
     found = []
     for event in log.of("collective", "forward", "backward"):
@@ -59,13 +60,8 @@ def _stuck(trial: Trial) -> Iterator[Finding]:
     logs, n = trial.logs, trial.world_size
     sequences = [_calls(log) for log in logs]
     stuck = {t.rank: t for t in trial.many.troubles}
-    longest = max(map(len, sequences), default=0)
-    parted = None
-    for index in range(longest):
-        calls = [s[index][0] if index < len(s) else None for s in sequences]
-        if not same(list(calls)):
-            parted = index
-            break
+    rows = zip_longest(*([call for call, _ in calls] for calls in sequences))
+    parted = next((index for index, row in enumerate(rows) if not same(row)), None)
     places: dict[int, tuple[str, Place] | None] = {}
     for rank in range(n):
         place = None
@@ -112,15 +108,11 @@ def _skipped(
 
 
 def _chosen(
-    candidates: Counter[tuple[str, Place]], sequences: Sequence[object]
+    candidates: Counter[tuple[str, Place]], sequences: Sequence[Calls]
 ) -> tuple[str, Place]:
     def order(item: tuple[tuple[str, Place], int]) -> tuple[bool, int, int]:
-        (op, place), count = item
-        del op
-        reached = sum(
-            any(call[0][1] == place for call in sequence)  # type: ignore[attr-defined]
-            for sequence in sequences
-        )
+        (_, place), count = item
+        reached = sum(any(at == place for (_, at), _ in calls) for calls in sequences)
         return not source.is_under_rank_condition(place), reached, count
 
     return min(candidates.items(), key=order)[0]
@@ -143,11 +135,11 @@ def _elsewhere(
 
 
 def _is_saving(
-    at: Place, sequences: Sequence[object], ranks: list[int], parted: int | None
+    at: Place, sequences: Sequence[Calls], ranks: list[int], parted: int | None
 ) -> bool:
     if parted is not None:
         for rank in ranks:
-            calls: list[tuple[Call, Event]] = sequences[rank]  # type: ignore[assignment]
+            calls = sequences[rank]
             if parted < len(calls) and calls[parted][1].facts.get("saving"):
                 return True
     text = source.line(at)
@@ -173,7 +165,7 @@ def _partial_groups(trial: Trial) -> Iterator[Finding]:
     ]
     for row in zip_longest(*made):
         members = [tuple(event["members"]) if event else None for event in row]
-        if same(list(members)):
+        if same(members):
             continue
         places = [event.at for event in row if event is not None and event.at]
         if places:

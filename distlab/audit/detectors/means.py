@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
 from distlab.audit.places import Place
-from distlab.audit.trial import Trial, by_backward
+from distlab.audit.trial import Trial, by_backward, loss_line
 
 _NEAR = 1e-5
 
@@ -34,13 +34,14 @@ def find(trial: Trial) -> Iterator[Finding]:
 
 
 def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
+    is_parallel = trial.is_data_parallel()
     by_rank = [by_backward(log) for log in logs]
     for number, step in enumerate(zip(*by_rank, strict=False)):
         for rank, backwards in enumerate(step):
             unequal = _unequal(backwards)
             if unequal is not None and len(backwards) > 1:
                 few, many, ratio = unequal
-                at = _line(backwards[0])
+                at = loss_line(backwards[0])
                 if at is not None:
                     yield Finding(
                         at,
@@ -52,11 +53,11 @@ def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
                         "whole step",
                     )
                 return
-        if trial.is_data_parallel():
+        if is_parallel:
             unequal = _unequal([event for rank in step for event in rank])
             if unequal is not None:
                 few, many, ratio = unequal
-                at = _line(step[0][0])
+                at = loss_line(step[0][0])
                 if at is not None:
                     yield Finding(
                         at,
@@ -84,11 +85,6 @@ def _unequal(backwards: list[Event]) -> tuple[int, int, float] | None:
             counts = [int(count) for _, count in counted]
             return min(counts), max(counts), max(weights) / min(weights)
     return None
-
-
-def _line(backward: Event) -> Place | None:
-    place: Place | None = backward["loss_at"] or backward.at
-    return place
 
 
 # ── figures that are reduced ────────────────────────────────────────────────────────
@@ -159,21 +155,18 @@ def _wrong_loss(events: list[Event], losses: list[list[tuple[float, float]]]) ->
 
 def _means(losses: list[list[tuple[float, float]]]) -> dict[str, list[float]]:
     sums = [sum(value for value, _ in rank) for rank in losses]
+    means = [total / len(rank) for total, rank in zip(sums, losses, strict=True)]
     found = {}
     sizes = [[count for _, count in rank] for rank in losses]
     if len({count for rank in sizes for count in rank}) > 1:
         found["the sum of their batches' mean losses"] = sums
-        found["the mean of their batches' mean losses"] = [
-            total / len(rank) for total, rank in zip(sums, losses, strict=True)
-        ]
+        found["the mean of their batches' mean losses"] = means
     if len({sum(rank) for rank in sizes}) > 1:
         found["their own mean loss"] = [
             sum(v * c for v, c in rank) / max(1.0, sum(c for _, c in rank))
             for rank in losses
         ]
-        found["the mean of their batches' mean losses"] = [
-            total / len(rank) for total, rank in zip(sums, losses, strict=True)
-        ]
+        found["the mean of their batches' mean losses"] = means
     return found
 
 

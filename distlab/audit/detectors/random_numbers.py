@@ -18,15 +18,14 @@ from math import prod
 from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
 from distlab.audit.places import Place
-from distlab.audit.trial import Trial, loader_of, same, training_loaders
+from distlab.audit.trial import Trial, loader_of, same, training_loaders, trains
 
 
 def find(trial: Trial) -> Iterator[Finding]:
     """Return one finding for the ranks' draws, and one per loader."""
     if not trial.is_data_parallel():
         return
-    found = list(_in_steps(trial.logs))
-    yield from found
+    yield from _in_steps(trial.logs)
     for number in sorted(training_loaders(trial.logs[0])):
         yield from _in_samples(trial, number)
 
@@ -64,7 +63,7 @@ def _noise(log: Log) -> list[Event]:
     started = False
     for event in log.of("draw", "batch", "forward", "step", "epoch"):
         if event.kind == "forward":
-            started = event["training"] and event["grad"]
+            started = trains(event)
         elif event.kind == "batch":
             started, pending = True, []
         elif event.kind == "epoch":

@@ -18,7 +18,9 @@ from distlab.audit.findings import Finding
 from distlab.audit.log import Event, Log
 from distlab.audit.places import Place
 from distlab.audit.source import with_around
-from distlab.audit.trial import Trial, same, steps
+from distlab.audit.trial import Trial, between_steps, same, steps
+
+_CAUSES = ("forward", "loaded", "overwritten")
 
 
 def find(trial: Trial) -> Iterator[Finding]:
@@ -97,7 +99,7 @@ Cause = tuple[Place | None, str, str]
 def _cause(
     logs: list[Log], row: tuple[Event, ...], number: int, began_equal: bool
 ) -> Cause:
-    by_rank = [_lead(log, number) for log in logs]
+    by_rank = [between_steps(log, *_CAUSES)[number] for log in logs]
     if began_equal:
         return _of_the_step(logs, row, by_rank[0])
     for kind, said in (("loaded", "loads"), ("overwritten", "overwrites")):
@@ -146,22 +148,6 @@ def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> 
 
 def _reduces(log: Log) -> bool:
     return any(event["gradient"] for event in log.of("collective"))
-
-
-def _lead(log: Log, number: int) -> list[Event]:
-    """Return the events between step number - 1 and the step."""
-    found: list[Event] = []
-    seen = -1
-    first = next((e["number"] for e in log.of("step")), None)
-    for event in log.events:
-        if event.kind == "step" and event["number"] == first:
-            seen += 1
-            if seen == number:
-                return found
-            found = []
-        else:
-            found.append(event)
-    return found
 
 
 def _seed_line(logs: list[Log], row: tuple[Event, ...]) -> Place | None:

@@ -20,14 +20,16 @@ from distlab.audit.trial import (
     Trial,
     between_steps,
     loader_of,
+    loss_line,
     steps,
     training_loaders,
+    trains,
 )
 
 
 def find(trial: Trial) -> Iterator[Finding]:
     """Return the first difference."""
-    if trial.one is None or trial.world_size < 2 or trial.is_sharded():
+    if trial.one is None or trial.is_sharded():
         return
     if not trial.is_data_parallel() or trial.may_differ():
         return
@@ -96,9 +98,8 @@ def _cause(
                 "divide the gradients by the number of ranks",
             )
         backward = next(iter(log.of("backward")), None)
-        at = (backward["loss_at"] or backward.at) if backward else step.at
         return (
-            at,
+            loss_line(backward) if backward else step.at,
             f": the gradients are {times}",
             "DDP averages gradients, so let each rank take the mean over its samples",
         )
@@ -119,7 +120,7 @@ def _rows(log: Log, number: int) -> int:
     events = between_steps(log, "forward")
     if number >= len(events):
         return 0
-    return sum(e["rows"] for e in events[number] if e["training"] and e["grad"])
+    return sum(e["rows"] for e in events[number] if trains(e))
 
 
 def _is_noisy(log: Log) -> bool:

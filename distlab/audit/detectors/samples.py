@@ -26,6 +26,7 @@ from distlab.audit.trial import (
     loader_of,
     same,
     training_loaders,
+    trains,
 )
 
 _SEVERAL = 2  # steps with equal inputs before that counts
@@ -159,7 +160,7 @@ def _of_inputs(logs: Sequence[Log]) -> Iterator[Finding]:
 
 
 def _trains(event: Event) -> bool:
-    return bool(event["training"] and event["grad"] and event["has_parameters"])
+    return trains(event) and bool(event["has_parameters"])
 
 
 def _pick_before(log: Log, forward: Event) -> Place | None:

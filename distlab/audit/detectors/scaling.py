@@ -16,7 +16,14 @@ from distlab.audit import source
 from distlab.audit.findings import Finding
 from distlab.audit.log import Log
 from distlab.audit.places import Place
-from distlab.audit.trial import Trial, between_steps, loader_of, steps, training_loaders
+from distlab.audit.trial import (
+    Trial,
+    between_steps,
+    loader_of,
+    steps,
+    training_loaders,
+    trains,
+)
 
 _NEAR = 1e-6
 _WORLD = r"world_size|WORLD_SIZE|num_gpus|n_gpus|ngpus|nprocs|num_ranks|device_count"
@@ -24,7 +31,7 @@ _WORLD = r"world_size|WORLD_SIZE|num_gpus|n_gpus|ngpus|nprocs|num_ranks|device_c
 
 def find(trial: Trial) -> Iterator[Finding]:
     """Return at most one finding."""
-    if trial.one is None or trial.world_size < 2 or not trial.is_data_parallel():
+    if trial.one is None or not trial.is_data_parallel():
         return
     many, one = trial.pair.logs, trial.one.logs
     batch, batch_alone = _samples_per_step(many), _samples_per_step(one)
@@ -73,9 +80,7 @@ def _samples_per_step(logs: list[Log]) -> float:
         if not events:
             return 0
         rows = [
-            event["rows"]
-            for event in events[0]
-            if kind == "batch" or (event["training"] and event["grad"])
+            event["rows"] for event in events[0] if kind == "batch" or trains(event)
         ]
         if not rows:
             return 0

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from distlab.audit.fingerprints import digest_of
 from distlab.audit.log import Memory
 from distlab.audit.places import here
+from distlab.audit.watching.models import is_parameter
 
 NOISE = frozenset(
     (
@@ -128,13 +129,8 @@ class TorchCalls(TorchFunctionMode):
         memory = self._memory
         if not memory.names or not args[0].is_leaf or memory.depth:
             return
-        where = args[0].data_ptr()
-        for key in memory.names:
-            parameter: Any = memory.kept.get(key)
-            plain = isinstance(parameter, Tensor) and not hasattr(parameter, "to_local")
-            if plain and where and parameter.data_ptr() == where:
-                memory.log.add("overwritten")
-                return
+        if is_parameter(memory, args[0]):
+            memory.log.add("overwritten")
 
 
 def _count(name: str, args: Any, kwargs: Any) -> float:

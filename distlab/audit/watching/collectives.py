@@ -7,15 +7,18 @@ need no line of their own, because forward() and backward() have one.
 from __future__ import annotations
 
 import functools
+import sys
 from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from distlab.audit.fingerprints import local
 from distlab.audit.log import Memory, current
-from distlab.audit.places import path_here
+from distlab.audit.watching.models import is_parameter
 from distlab.audit.watching.patches import Patches
 
 FEW = 16  # elements of which the values are kept
@@ -77,15 +80,13 @@ def _observed(name: str, original: Any) -> Any:
 
 def is_saving() -> str:
     """Return the function of torch that is collecting a state, or ""."""
-    for function, file, _ in path_here():
-        if function in SAVING and "torch" in file:
-            return function
+    for frame, _ in walk_stack(sys._getframe()):
+        if frame.f_code.co_name in SAVING and "torch" in frame.f_code.co_filename:
+            return frame.f_code.co_name
     return ""
 
 
 def _facts(memory: Memory, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
-    from distlab.audit.fingerprints import local
-
     tensor = next((a for a in [*args, *kwargs.values()] if isinstance(a, Tensor)), None)
     operation = kwargs.get("op", args[1] if name == "all_reduce" and args[1:] else None)
     facts: dict[str, Any] = {
@@ -102,7 +103,7 @@ def _facts(memory: Memory, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         if tensor.numel() <= FEW and not tensor.is_complex():
             facts["values"] = [float(v) for v in local(tensor).reshape(-1).cpu()]
         facts["gradient"] = _gradient_name(memory, tensor)
-        facts["is_weight"] = _is_weight(memory, tensor)
+        facts["is_weight"] = is_parameter(memory, tensor)
     return facts
 
 
@@ -114,21 +115,8 @@ def _gradient_name(memory: Memory, tensor: Tensor) -> str:
     for key, name in memory.names.items():
         grad = getattr(memory.kept.get(key), "grad", None)
         if grad is not None and (
-            grad is tensor or (not hasattr(grad, "to_local") and _at(grad) == where)
+            grad is tensor
+            or (not hasattr(grad, "to_local") and grad.data_ptr() == where)
         ):
             return name
     return ""
-
-
-def _is_weight(memory: Memory, tensor: Tensor) -> bool:
-    where = _at(tensor)
-    known = (memory.kept.get(key) for key in memory.names)
-    return any(
-        isinstance(p, Tensor) and not hasattr(p, "to_local") and _at(p) == where
-        for p in known
-        if where
-    )
-
-
-def _at(tensor: Tensor) -> int:
-    return int(tensor.data_ptr())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.distributed.fsdp as fsdp
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import _fully_shard
 from torch.nn.modules import module as modules
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.audit.fingerprints import digest_of
@@ -23,28 +27,21 @@ def watch(patches: Patches) -> None:
     patches.observe(DistributedDataParallel, "__init__", after=_wrapped)
     patches.observe(nn.Module, "load_state_dict", after=_loaded)
     patches.observe(Join, "__enter__", before=_joined)
-    for owner in _sharding_owners():
+    for owner in (fsdp, _fully_shard):
         patches.observe(owner, "fully_shard", after=_sharded)
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    patches.observe(FullyShardedDataParallel, "__init__", after=_fsdp_made)
+    patches.observe(fsdp.FullyShardedDataParallel, "__init__", after=_fsdp_made)
 
 
 def _joined(memory: Memory, *args: Any) -> None:
     memory.log.add("join")
 
 
-def _sharding_owners() -> list[Any]:
-    import torch.distributed.fsdp as fsdp
-    import torch.distributed.fsdp._fully_shard as package
-
-    return [fsdp, package]
-
-
 def _born(module: nn.Module, name: str, parameter: Any) -> None:
     memory = current()
+    if memory is None or parameter is None:
+        return
     place = here()
-    if memory is not None and parameter is not None and place is not None:
+    if place is not None:
         memory.born.setdefault(id(parameter), place)
         memory.kept[id(parameter)] = parameter
 
@@ -54,6 +51,16 @@ def learn_names(memory: Memory, module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         memory.names.setdefault(id(parameter), name.removeprefix("module."))
         memory.kept[id(parameter)] = parameter
+
+
+def is_parameter(memory: Memory, tensor: Tensor) -> bool:
+    """Return True if a tensor has the memory of a known, unsharded parameter."""
+    where = tensor.data_ptr()
+    known = (memory.kept.get(key) for key in memory.names)
+    return where != 0 and any(
+        isinstance(p, Tensor) and not hasattr(p, "to_local") and p.data_ptr() == where
+        for p in known
+    )
 
 
 def _wrapped(
@@ -99,8 +106,6 @@ def _begins(module: nn.Module, inputs: Any) -> None:
         return
     is_ddp = isinstance(module, DistributedDataParallel)
     learn_names(memory, module)
-    import torch
-
     memory.log.add(
         "forward",
         ddp=memory.number(module) if is_ddp else None,
@@ -131,8 +136,6 @@ def _rows(inputs: Any) -> int:
 
 def _local_norms(module: nn.Module) -> bool:
     """Return True if it has batch norms that look at this rank's samples only."""
-    from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-
     return any(
         isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) and m.training
         for m in module.modules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import optimizer as optimizers
@@ -22,9 +23,11 @@ def _made(memory: Memory, *args: Any, **kwargs: Any) -> None:
     memory.log.add("optimizer")
 
 
-def name_of(memory: Memory, parameter: Any, at: str) -> str:
-    """Return the name of a parameter, or its place in the optimizer."""
-    return memory.names.get(id(parameter), at)
+def _named(memory: Memory, it: Any) -> Iterator[tuple[str, Any]]:
+    """Return an optimizer's parameters by their names, or their places in it."""
+    for g, group in enumerate(it.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            yield memory.names.get(id(parameter), f"param_groups[{g}][{i}]"), parameter
 
 
 def _before(it: Any, args: Any, kwargs: Any) -> None:
@@ -32,17 +35,14 @@ def _before(it: Any, args: Any, kwargs: Any) -> None:
     if memory is None:
         return
     memory.in_step = True
-    weights, gradients, sharded = {}, {}, False
-    born = {}
-    for g, group in enumerate(it.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            name = name_of(memory, parameter, f"param_groups[{g}][{i}]")
-            sharded = sharded or hasattr(parameter, "to_local")
-            weights[name] = print_of(parameter)
-            born[name] = memory.born.get(id(parameter))
-            if parameter.requires_grad:
-                grad = parameter.grad
-                gradients[name] = None if grad is None else print_of(grad)
+    weights, gradients, born, sharded = {}, {}, {}, False
+    for name, parameter in _named(memory, it):
+        sharded = sharded or hasattr(parameter, "to_local")
+        weights[name] = print_of(parameter)
+        born[name] = memory.born.get(id(parameter))
+        if parameter.requires_grad:
+            grad = parameter.grad
+            gradients[name] = None if grad is None else print_of(grad)
     memory.log.add(
         "step",
         number=memory.number(it),
@@ -63,10 +63,7 @@ def _after(it: Any, args: Any, kwargs: Any) -> None:
     steps = [e for e in memory.log.events[-50:] if e.kind == "step"]
     for event in reversed(steps):
         if event["number"] == number:
-            for g, group in enumerate(it.param_groups):
-                for i, parameter in enumerate(group["params"]):
-                    name = name_of(memory, parameter, f"param_groups[{g}][{i}]")
-                    event["after"][name] = print_of(parameter)
+            event["after"].update((n, print_of(p)) for n, p in _named(memory, it))
             break
     memory.log.num_steps += 1
     memory.in_step = False
