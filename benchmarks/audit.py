@@ -11,7 +11,7 @@ counted on their own too; `audited/README.md` says how many were named at first 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import re
 import sys
 import tempfile
@@ -62,16 +62,11 @@ def others(script: Path, report: Report) -> list[str]:
 def run(scripts: Iterable[Path], cluster: Cluster) -> list[tuple[Path, Report, float]]:
     """Audit each script on 4 ranks, in a folder that takes what it writes."""
     done = []
-    before = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            for script in scripts:
-                started = time.monotonic()
-                report = audit(script, cluster=cluster)
-                done.append((script, report, time.monotonic() - started))
-        finally:
-            os.chdir(before)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for script in scripts:
+            started = time.monotonic()
+            report = audit(script, cluster=cluster)
+            done.append((script, report, time.monotonic() - started))
     return done
 
 

@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,7 @@ from distlab.runner import Cluster, Limits, RankContext
 if TYPE_CHECKING:
     from distlab.sim.torch.script import Script
 
-WALL_S = 120.0
-MEMORY_GIB = 8
+LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30)
 _MOST_OUTPUT = 4000  # characters of what rank 0 printed
 
 
@@ -57,18 +56,13 @@ def play(
     folder: Path,
     *,
     double: bool = False,
-    wall_s: float = WALL_S,
 ) -> Played:
     """Run the script on simulated ranks; `double` makes float64 the default dtype."""
     settings = {
-        "work": working_folder(folder),
-        "script": (script.target, script.args, script.is_module),
+        **settings_of(script, folder, double=double),
         "world_size": world_size,
-        "folder": str(folder),
-        "double": double,
     }
-    limits = Limits(seconds=wall_s, memory_bytes=MEMORY_GIB << 30)
-    done = cluster.run(simulate, 1, settings, limits=limits, journal=False)
+    done = cluster.run(simulate, 1, settings, limits=LIMITS, journal=False)
     path = folder / "played.pickle"
     if done.outcome != "finished" or not path.is_file():
         error = done.ranks[0].error
@@ -79,7 +73,17 @@ def play(
     return played
 
 
-def working_folder(folder: Path) -> str:
+def settings_of(script: Script, folder: Path, *, double: bool) -> dict[str, Any]:
+    """Return what a process that runs the script has to know, as plain data."""
+    return {
+        "work": _working_folder(folder),
+        "script": astuple(script),
+        "folder": str(folder),
+        "double": double,
+    }
+
+
+def _working_folder(folder: Path) -> str:
     """Make a folder with links to all that is in the current one.
 
     A script finds its files there, but the files that it makes are not there when it
@@ -95,19 +99,24 @@ def working_folder(folder: Path) -> str:
 # ── in the process that simulates ───────────────────────────────────────────────────
 
 
-def simulate(context: RankContext, settings: dict[str, Any]) -> None:
-    """Run all ranks of the script here, and write what they did into the folder."""
+def set_up(settings: dict[str, Any]) -> None:
+    """Prepare this process for the script."""
     import torch
 
+    os.chdir(settings["work"])
+    torch.set_num_threads(1)
+    if settings["double"]:
+        torch.set_default_dtype(torch.float64)
+
+
+def simulate(context: RankContext, settings: dict[str, Any]) -> None:
+    """Run all ranks of the script here, and write what they did into the folder."""
     from distlab.audit import watching
     from distlab.sim.torch.script import Script, run_script
 
     folder = Path(settings["folder"])
     world_size = settings["world_size"]
-    os.chdir(settings["work"])
-    torch.set_num_threads(1)
-    if settings["double"]:
-        torch.set_default_dtype(torch.float64)
+    set_up(settings)
     logs: dict[int, Log] = {}
 
     @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
+import runpy
 import sys
 import threading
 from pathlib import Path
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from distlab.audit.log import Log
 from distlab.audit.play import (
-    MEMORY_GIB,
-    WALL_S,
+    LIMITS,
     Played,
     events_of_workers,
+    set_up,
+    settings_of,
     trouble_of,
-    working_folder,
 )
-from distlab.runner import Cluster, Limits, RankContext
+from distlab.given.launching import free_port
+from distlab.runner import Cluster, RankContext
 
 if TYPE_CHECKING:
     from distlab.sim.torch.script import Script
@@ -40,19 +41,14 @@ def play_real(
     folder: Path,
     *,
     double: bool = False,
-    wall_s: float = WALL_S,
 ) -> Played:
     """Run the script on real ranks; see `play`."""
     settings = {
-        "work": working_folder(folder),
-        "script": (script.target, script.args, script.is_module),
-        "folder": str(folder),
-        "double": double,
-        "port": _free_port(),
-        "seconds": wall_s - _BEFORE_THE_END_S,
+        **settings_of(script, folder, double=double),
+        "port": free_port(),
+        "seconds": LIMITS.seconds - _BEFORE_THE_END_S,
     }
-    limits = Limits(seconds=wall_s, memory_bytes=MEMORY_GIB << 30)
-    done = cluster.run(watch_one, world_size, settings, limits=limits, journal=False)
+    done = cluster.run(watch_one, world_size, settings, limits=LIMITS, journal=False)
     logs = []
     for rank in range(world_size):
         path = folder / f"rank{rank}.pickle"
@@ -71,19 +67,11 @@ def play_real(
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
 # ── in the process of one rank ──────────────────────────────────────────────────────
 
 
 def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
     """Run the script in this process as one rank, and write its log."""
-    import torch
     import torch.distributed as dist
 
     from distlab.audit import watching
@@ -100,10 +88,7 @@ def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(settings["port"]),
     }
-    os.chdir(settings["work"])
-    torch.set_num_threads(1)
-    if settings["double"]:
-        torch.set_default_dtype(torch.float64)
+    set_up(settings)
     folder = Path(settings["folder"])
     with watching.installed(), watching.watched(rank, folder) as log:
         timer = threading.Timer(settings["seconds"], _write, (log, folder))
@@ -117,8 +102,6 @@ def watch_one(context: RankContext, settings: dict[str, Any]) -> None:
 
 
 def _execute(target: str, arguments: tuple[str, ...], is_module: bool) -> None:
-    import runpy
-
     sys.argv = [target, *arguments]
     try:
         if is_module:

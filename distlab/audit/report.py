@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ Lines = Iterator[tuple[str, str]]
 
 def page(report: Report, folder: Path) -> Lines:
     """Return (style, line) pairs; places are shown relative to `folder`."""
-    real = [finding for finding in report.findings if not finding.is_note]
     for finding in report.findings:
         style = "dim" if finding.is_note else "fail"
         yield style, f"{finding.shown_at(folder)}  {finding.name}"
@@ -22,17 +22,15 @@ def page(report: Report, folder: Path) -> Lines:
             yield from _wrapped("dim", f"→ {finding.advice}")
     for note in report.notes:
         yield "dim", f"note: {note}"
-    n = report.world_size
-    if not real:
-        yield "pass", f"✓ no mistake found on {n} ranks"
+    num = sum(not finding.is_note for finding in report.findings)
+    if num == 0:
+        yield "pass", f"✓ no mistake found on {report.world_size} ranks"
     else:
-        count = "1 finding" if len(real) == 1 else f"{len(real)} findings"
-        yield "fail", f"✗ {count} on {n} ranks"
+        count = "1 finding" if num == 1 else f"{num} findings"
+        yield "fail", f"✗ {count} on {report.world_size} ranks"
 
 
 def _wrapped(style: str, text: str) -> Lines:
-    import textwrap
-
     for line in textwrap.wrap(
         text,
         WIDTH - 4,

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distlab.audit.findings import Finding
+from distlab.audit.detectors import findings
+from distlab.audit.findings import NAMES, Finding
 from distlab.audit.play import Played, play
 from distlab.audit.real import play_real
 from distlab.audit.trial import Trial
@@ -66,9 +67,6 @@ def audit(
         ValueError: there is no such file, fewer than 2 ranks, or `ignore` has a name
             that no finding has.
     """
-    from distlab.audit.detectors import findings
-    from distlab.audit.findings import NAMES
-
     target = str(script) if is_module else str(Path(script).resolve())
     if not is_module and not Path(target).is_file():
         raise ValueError(f"there is no script {script}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from distlab.audit.places import Place, is_users
@@ -25,6 +26,15 @@ def tree(file: str) -> ast.Module | None:
         return None
 
 
+def _nodes(file: str) -> Iterator[ast.AST]:
+    """Return all nodes of a file's tree, none if it can't be read."""
+    return ast.walk(tree(file) or ast.Module([], []))
+
+
+def _spans(node: ast.stmt | ast.expr, place: Place) -> bool:
+    return node.lineno <= place.line <= (node.end_lineno or node.lineno)
+
+
 def line(place: Place) -> str:
     """Return the text of a line, without its indentation."""
     try:
@@ -36,45 +46,46 @@ def line(place: Place) -> str:
 
 def is_under_rank_condition(place: Place) -> bool:
     """Return True if an `if` or a `while` around a line asks for the rank."""
-    parsed = tree(place.file)
-    if parsed is None:
-        return False
-    for node in ast.walk(parsed):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            end = node.end_lineno or node.lineno
-            inside = node.lineno <= place.line <= end
-            if inside and _RANK.search(ast.unparse(node.test)):
-                return True
-    return _left_early(parsed, place)
+    return any(
+        isinstance(node, (ast.If, ast.While, ast.IfExp))
+        and _spans(node, place)
+        and _asks_for_rank(node.test)
+        for node in _nodes(place.file)
+    ) or _left_early(place)
 
 
-def _left_early(parsed: ast.Module, place: Place) -> bool:
+def _left_early(place: Place) -> bool:
     """Return True if a statement above, `if rank …: return`, keeps ranks from it."""
-    for node in ast.walk(parsed):
-        if not isinstance(node, (ast.FunctionDef, ast.For, ast.While)):
-            continue
-        end = node.end_lineno or node.lineno
-        if not node.lineno <= place.line <= end:
-            continue
-        for statement in node.body:
-            if statement.lineno >= place.line or not isinstance(statement, ast.If):
-                continue
-            leaves = isinstance(
-                statement.body[-1], (ast.Return, ast.Continue, ast.Break)
-            )
-            if leaves and _RANK.search(ast.unparse(statement.test)):
-                return True
-    return False
+    bodies = (
+        node.body
+        for node in _nodes(place.file)
+        if isinstance(node, (ast.FunctionDef, ast.For, ast.While))
+        and _spans(node, place)
+    )
+    return any(
+        isinstance(statement, ast.If)
+        and statement.lineno < place.line
+        and isinstance(statement.body[-1], (ast.Return, ast.Continue, ast.Break))
+        and _asks_for_rank(statement.test)
+        for body in bodies
+        for statement in body
+    )
+
+
+def _asks_for_rank(test: ast.expr) -> bool:
+    return _RANK.search(ast.unparse(test)) is not None
 
 
 def with_around(place: Place, mentions: str) -> Place | None:
     """Return the line of the innermost `with` around a line that mentions a word."""
     found = None
-    for node in ast.walk(tree(place.file) or ast.Module([], [])):
-        if isinstance(node, ast.With):
-            inside = node.lineno <= place.line <= (node.end_lineno or node.lineno)
-            if inside and any(mentions in ast.unparse(item) for item in node.items):
-                found = max(found or 0, node.lineno)
+    for node in _nodes(place.file):
+        if (
+            isinstance(node, ast.With)
+            and _spans(node, place)
+            and any(mentions in ast.unparse(item) for item in node.items)
+        ):
+            found = max(found or 0, node.lineno)
     return Place(place.file, found) if found else None
 
 
@@ -83,12 +94,17 @@ def attribute_set_at(cls: type, name: str) -> Place | None:
     code = getattr(getattr(cls, "__init__", None), "__code__", None)
     if code is None or not is_users(code.co_filename):
         return None
-    for node in ast.walk(tree(code.co_filename) or ast.Module([], [])):
+    return _set_below(Place(code.co_filename, code.co_firstlineno), name)
+
+
+@functools.cache  # the hooks on a dataset ask for every sample
+def _set_below(place: Place, name: str) -> Place | None:
+    for node in _nodes(place.file):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             sets = any(isinstance(t, ast.Attribute) and t.attr == name for t in targets)
-            if sets and node.lineno >= code.co_firstlineno:
-                return Place(code.co_filename, node.lineno)
+            if sets and node.lineno >= place.line:
+                return Place(place.file, node.lineno)
     return None
 
 
@@ -98,27 +114,21 @@ def assigned_at(place: Place, keyword: str, mentions: str) -> Place | None:
     That is the last assignment above the call to the name that `keyword` is given, if
     its value mentions `mentions` (a pattern); the call's own line if the argument does.
     """
-    parsed = tree(place.file)
-    if parsed is None:
-        return None
-    for node in ast.walk(parsed):
-        end = getattr(node, "end_lineno", 0)
-        if isinstance(node, ast.Call) and node.lineno <= place.line <= end:
+    for node in _nodes(place.file):
+        if isinstance(node, ast.Call) and _spans(node, place):
             for argument in node.keywords:
                 if argument.arg == keyword:
-                    return _source_of(parsed, argument.value, place, mentions)
+                    return _source_of(argument.value, place, mentions)
     return None
 
 
-def _source_of(
-    parsed: ast.Module, value: ast.expr, place: Place, mentions: str
-) -> Place | None:
+def _source_of(value: ast.expr, place: Place, mentions: str) -> Place | None:
     if re.search(mentions, ast.unparse(value)):
         return Place(place.file, value.lineno)
     names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
     names |= {ast.unparse(n) for n in ast.walk(value) if isinstance(n, ast.Attribute)}
     found = None
-    for node in ast.walk(parsed):
+    for node in _nodes(place.file):
         if isinstance(node, ast.Assign):
             targets, assigned = node.targets, node.value
         elif isinstance(node, ast.AugAssign):
