@@ -45,6 +45,11 @@ def missed(results: Sequence[Line]) -> list[str]:
     return [line["name"] for line in results if not line.get("met", True)]
 
 
+def share(answers: Sequence[bool]) -> float:
+    """The share of those that are True, 0 without any."""
+    return round(sum(answers) / len(answers), 4) if answers else 0.0
+
+
 def report_of(bench: str, results: Sequence[Line]) -> dict[str, Any]:
     """The results in the schema of every benchmark here."""
     machine = {

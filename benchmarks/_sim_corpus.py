@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks._bars import share
 from benchmarks.corpus.case import Case
 from benchmarks.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
 from benchmarks.corpus.judge import Row, Verdict, judge
@@ -27,16 +28,12 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
         "corpus_programs": len({row.case.program for row in rows}),
         "corpus_buggy_programs": len({row.case.program for row in buggy}),
         "corpus_runs": len(rows) * len(TRANSPORTS),
-        "corpus_agree": _share([not row.disagreements for row in rows]),
+        "corpus_agree": share([not row.disagreements for row in rows]),
         "corpus_hangs": len(hangs),
-        "corpus_line_named": _share([row.line_named for row in hangs]),
-        "corpus_rank_in_sentence": _share([row.rank_named for row in hangs]),
-        "corpus_line_named_all_bugs": _share([row.line_named for row in buggy]),
+        "corpus_line_named": share([row.line_named for row in hangs]),
+        "corpus_rank_in_sentence": share([row.rank_named for row in hangs]),
+        "corpus_line_named_all_bugs": share([row.line_named for row in buggy]),
     }
-
-
-def _share(answers: Sequence[bool]) -> float:
-    return round(sum(answers) / len(answers), 4) if answers else 0.0
 
 
 def as_data(row: Row) -> Line:

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
+from benchmarks._bars import Bars, Line, report_of, rows, share, show  # noqa: E402
 from distlab.audit import Report, audit  # noqa: E402
 from distlab.audit.run import PRELOAD  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
@@ -80,19 +80,15 @@ def measure(wrong: Sequence[Path], right: Sequence[Path]) -> dict[str, Any]:
     lines = [
         BARS.line("wrong", len(bad)),
         BARS.line(
-            "named", _share([is_named(s, r) for s, r, _ in bad]), what=_told(missed)
+            "named", share([is_named(s, r) for s, r, _ in bad]), what=_told(missed)
         ),
-        BARS.line("named_held_out", _share([is_named(s, r) for s, r in held_out])),
+        BARS.line("named_held_out", share([is_named(s, r) for s, r in held_out])),
         BARS.line("other_findings", sum(len(others(s, r)) for s, r, _ in bad)),
         BARS.line("right", len(good)),
         BARS.line("false_findings", len(false), what=false),
         BARS.line("seconds_per_script", _mean([t for _, _, t in bad + good]), "s"),
     ]
     return report_of("audit", lines)
-
-
-def _share(answers: Sequence[bool]) -> float:
-    return round(sum(answers) / len(answers), 4) if answers else 0.0
 
 
 def _mean(seconds: Sequence[float]) -> float:
