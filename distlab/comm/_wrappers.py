@@ -199,7 +199,7 @@ class Traffic:
 
 
 class ByteMeter(Wrapper):
-    """Counts the messages and bytes that a rank sends, and its seconds in calls.
+    """Counts the messages and bytes a rank sends, and the seconds its calls take.
 
     We count point-to-point calls as they are. A library collective hides how it moves
     its data, so we count the bytes of a bandwidth-optimal algorithm. For n ranks, and S

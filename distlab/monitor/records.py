@@ -84,7 +84,7 @@ def combined(
     of a step is that of the slowest rank. A figure that no rank knows is left out.
 
     Raises:
-        ValueError: there is no record, or the records are of different steps.
+        ValueError: there are no records, or they come from different steps.
     """
     steps = {(record.step, record.num_steps) for record in records}
     if len(steps) != 1:

@@ -2,7 +2,7 @@
 
 The first test starts a process that imports torch and forks the ranks of all tests, so
 that a test takes tenths of a second. Each test has its own store, at a port that the
-system chooses. Nothing is written to disk under a name.
+system chooses. All files are anonymous.
 """
 
 from __future__ import annotations

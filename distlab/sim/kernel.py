@@ -3,8 +3,8 @@
 Each rank is a strand (a greenlet or a thread, see carriers), which is a function that
 can be left in the middle and entered again. It runs until it has to wait, and then the
 next one runs. When all ranks wait, the clock jumps to the next event. If no event is
-left either, no rank will ever continue. That is a deadlock, which we therefore detect
-at once and with certainty.
+left either, no rank will ever continue. That is a deadlock, so we can detect it
+immediately and with certainty.
 
     rank 0 … waits ──▶ rank 1 … waits ──▶ next event: rank 0 has its answer ──▶ rank 0 …
 

@@ -1,14 +1,14 @@
 """Tensors with a shape, a storage and an address, and no memory behind it.
 
-A fake tensor is an ordinary CPU tensor. Only its storage is special: it points into a
-stretch of addresses that is reserved and never touched, so that a model of 140 GB takes
-none. That is why code in C++ works on it as it does on any other tensor, DDP's reducer
-included; torch's own FakeTensor has no storage that C++ could use. The operators
-don't compute either (see `operators`).
+A fake tensor is an ordinary CPU tensor. Only its storage is special: it points into an
+address range that is reserved but never touched, so even a 140 GB model uses no memory.
+Therefore C++ code, such as DDP's reducer, works on it as on any other tensor, whereas
+torch's own FakeTensor has no storage that C++ could use. The operators don't compute
+anything either (see `operators`).
 
-Some tensors do have their values: what is made of numbers that the program states
-(`torch.tensor([3, 4])`, an index, a step counter) is computed as ever. As soon as one
-is written into from a fake tensor, nobody knows its values any more: it's marked.
+Some tensors do have values. A tensor made from numbers that the program states, such as
+`torch.tensor([3, 4])`, an index or a step counter, is computed as usual. Once something
+is written into it from a fake tensor, its values are unknown, and we mark it.
 """
 
 from __future__ import annotations
