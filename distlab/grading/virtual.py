@@ -1,4 +1,4 @@
-"""T, the oracle of time: a scenario on simulated ranks, in virtual time.
+"""Virtual time: a scenario on simulated ranks.
 
 That is exact, the same on every machine, and can be had for more ranks than there are
 processors. The code under judgement runs in a process of its own here too.

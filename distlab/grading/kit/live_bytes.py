@@ -1,4 +1,4 @@
-"""M, the oracle of memory: the bytes of all tensors that are alive, at every moment.
+"""Memory: the bytes of all tensors that are alive, at every moment.
 
 Whose they are does not matter, nor where they are kept: what a rank holds is what it
 holds. An optimizer that says it is sharded and is not cannot hide here.

@@ -139,7 +139,7 @@ def _measure(
     runs=[on_ranks(there_and_back)],
 )
 def same_bits(runs: Runs) -> str | None:
-    """V: result and gradients, bit by bit, against the blocks without checkpoint."""
+    """Result and gradients, bit by bit, against the blocks without checkpoint."""
     try:
         run = runs.finished(there_and_back)
     except NotYetError as error:
@@ -280,7 +280,7 @@ def _with_dropout(world_size: int) -> list[RunSpec]:
 
 @clause("activation_checkpointing.checkpoint", "C2", worlds=WORLDS, runs=_with_dropout)
 def same_random_numbers(runs: Runs) -> str | None:
-    """V: with dropout the same bits; random numbers drawn afterwards too."""
+    """With dropout the same bits; random numbers drawn afterwards too."""
     try:
         same_bits(runs)
     except NotYetError:  # what is wrong there is not the random numbers
@@ -335,7 +335,7 @@ def _moved(rank: int, where: str) -> NotYetError:
     runs=[on_ranks(there_and_back)],
 )
 def inputs_kept_only(runs: Runs) -> str | None:
-    """J: what autograd keeps between forward and backward, and how often blocks run."""
+    """What autograd keeps between forward and backward, and how often blocks run."""
     return expect_inputs_only(runs.finished(there_and_back))
 
 

@@ -119,7 +119,7 @@ def _numbers(seed: int) -> Tensor:
     runs=[on_ranks(scale_and_back)],
 )
 def forward_scales(runs: Runs) -> str | None:
-    """V: the result for four pairs of factors."""
+    """The result for four pairs of factors."""
     cases = _cases(runs, "C1")
     given = torch.stack([case["given"] for case in cases])
     forth, back = (_column(index) for index in (0, 1))
@@ -171,7 +171,7 @@ def forward_scales(runs: Runs) -> str | None:
     runs=[on_ranks(scale_and_back)],
 )
 def backward_scales(runs: Runs) -> str | None:
-    """V: the gradient at the beginning of the chain."""
+    """The gradient at the beginning of the chain."""
     cases = _cases(runs, "C2")
     if any(case.get("gradient") is None for case in cases):
         raise NotYetError(

@@ -69,7 +69,7 @@ def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     runs=lambda _: _WITH_DROPOUT,
 )
 def same_bits(runs: Runs) -> str | None:
-    """V: bit by bit, then the same with dropout; later random numbers, too."""
+    """Bit by bit, then the same with dropout; later random numbers, too."""
     said = _in_torchs_words(expect_same_bits, runs.finished(ported_blocks))
     dropped = runs.finished(ported_blocks, dropout=DROPOUT)
     _in_torchs_words(expect_same_random_numbers, dropped)
@@ -95,7 +95,7 @@ def _in_torchs_words(expect: Callable[[Run], str], run: Run) -> str:
     "activation_checkpointing.port", "C2", worlds=WORLDS, runs=[on_ranks(asked_for)]
 )
 def asked_by_name(runs: Runs) -> str | None:
-    """V: torch.autograd.grad gives the bits that it gives without checkpointing."""
+    """torch.autograd.grad gives the bits that it gives without checkpointing."""
     run = runs.finished(asked_for)
     for rank, value in enumerate(run.values):
         if "refused" in value:
@@ -130,7 +130,7 @@ def asked_by_name(runs: Runs) -> str | None:
     "activation_checkpointing.port", "C3", worlds=WORLDS, runs=[on_ranks(ported_blocks)]
 )
 def inputs_kept_only(runs: Runs) -> str | None:
-    """J: as in task 2.5."""
+    """As in task 2.5."""
     run = runs.finished(ported_blocks)
     try:
         return expect_inputs_only(run)

@@ -65,7 +65,7 @@ def _told(texts: Sequence[str], state: str = "has") -> tuple[Evidence, ...]:
 
 @clause("checkpoint_port.saver", "C1", worlds=WORLDS, runs=LIVES)
 def continues(runs: Runs) -> str | None:
-    """R: one more step on other ranks, as if the ranks had changed in between."""
+    """One more step on other ranks, as if the ranks had changed in between."""
     n, seed = runs.world_size, runs.seed
     sizes = sizes_of(n)
     known = [
@@ -139,7 +139,7 @@ def _elements(found: dict[str, Any], key: str) -> str:
 
 @clause("checkpoint_port.saver", "C2", worlds=WORLDS, runs=LIVES)
 def own_tensors(runs: Runs) -> str | None:
-    """V: the tensor of each rank, after load."""
+    """The tensor of each rank, after load."""
     n = runs.world_size
     sizes = sizes_of(n)
     for life, ranks in enumerate(_lives(runs)):
@@ -187,7 +187,7 @@ def _other_own(
 
 @clause("checkpoint_port.saver", "C3", worlds=WORLDS, runs=SAVES)
 def training_goes_on(runs: Runs) -> str | None:
-    """O: who writes, what is saved, and through which group the ranks agree."""
+    """Who writes, what is saved, and through which group the ranks agree."""
     values = finished(runs, in_background).values
     for rank, found in enumerate(values):
         if found["by_caller"] or found["in_vain"]:
@@ -258,7 +258,7 @@ def _expect_copied(values: Sequence[dict[str, Any]]) -> None:
 
 @clause("checkpoint_port.saver", "C4", worlds=WORLDS, runs=SAVES)
 def one_at_a_time(runs: Runs) -> str | None:
-    """O: what a second save does, what wait() waits for; and a full disk."""
+    """What a second save does, what wait() waits for; and a full disk."""
     values = finished(runs, in_background).values
     for rank, found in enumerate(values):
         if found["together"]:
@@ -330,7 +330,7 @@ def _expect_goes_on(values: Sequence[dict[str, Any]]) -> None:
 
 @clause("checkpoint_port.saver", "C5", worlds=WORLDS, runs=LIVES + SAVES)
 def newest_complete(runs: Runs) -> str | None:
-    """V: the step that load returns."""
+    """The step that load returns."""
     for life, ranks in enumerate(_lives(runs)):
         steps = [found["step"] for found in ranks]
         expected = (None, FIRST, SECOND)[life]

@@ -121,7 +121,7 @@ def _and_any(world_size: int) -> list[RunSpec]:
 
 @clause("collectives.all_reduce", "C1", worlds=WORLDS, runs=_and_any, later=[IN_DIGITS])
 def sum_everywhere(runs: Runs) -> str | None:
-    """V and X: what each rank ends up with is the sum, and the same bits."""
+    """What each rank ends up with is the sum, and the same bits."""
     for sums in _sums(runs):
         expect_messages(sums.run, "the tensors are not the sum over the ranks")
         if sums.outside():
@@ -160,7 +160,7 @@ def sum_everywhere(runs: Runs) -> str | None:
 
 @clause("collectives.all_reduce", "C2", worlds=WORLDS, runs=_kinds)
 def in_place(runs: Runs) -> str | None:
-    """V: the caller's own tensor holds the sum."""
+    """The caller's own tensor holds the sum."""
     n = runs.world_size
     played = _sums(runs)
     for sums in played:

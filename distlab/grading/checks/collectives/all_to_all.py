@@ -98,7 +98,7 @@ class Exchanged(Outputs):
 
 @clause("collectives.all_to_all", "C1", worlds=(3, 2, 4, 7, 5, 1, 8), runs=_exchanges)
 def chunks_of_all_ranks(runs: Runs) -> str | None:
-    """V: chunk p of rank r's output is chunk r of rank p's input."""
+    """Chunk p of rank r's output is chunk r of rank p's input."""
     run = runs.finished(exchange_once)
     seen = Exchanged(run)
     changed = [r for r, v in enumerate(run.values) if _input_changed(v)]
@@ -175,7 +175,7 @@ def _whose(seen: Outputs, output: Tensor) -> list[tuple[int, int] | None]:
 
 @clause("collectives.all_to_all", "C2", worlds=(3, 2, 4, 7, 1), runs=_exchanges)
 def a_message_for_each_rank(runs: Runs) -> str | None:
-    """B: every rank sends n - 1 messages, and in them n - 1 chunks."""
+    """Every rank sends n - 1 messages, and in them n - 1 chunks."""
     n = runs.world_size
     run = runs.finished(exchange_once)
     for record in run.ranks:
@@ -216,7 +216,7 @@ def _in_rounds(world_size: int) -> list[RunSpec]:
     later=_in_rounds,
 )
 def in_few_rounds(runs: Runs) -> str | None:
-    """T: n - 1 rounds in virtual time, which each rank's own messages need."""
+    """The n - 1 rounds in virtual time that each rank's own messages need."""
     run = runs.finished(exchange_once)
     if any(record.messages != runs.world_size - 1 for record in run.ranks):
         raise NotJudgedError("not one message for each other rank: see C2")

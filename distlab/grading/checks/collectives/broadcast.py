@@ -44,7 +44,7 @@ BROADCAST = Broadcast(
 
 @clause("collectives.broadcast", "C1", worlds=WORLDS, runs=BROADCAST.runs)
 def everyone_has_it(runs: Runs) -> str | None:
-    """V: after a broadcast from src every rank has src's values, for every src."""
+    """After a broadcast from src every rank has src's values, for every src."""
     for src in sources(runs.world_size):
         expect_everywhere(BROADCAST, finished(BROADCAST, runs, src), src)
     if runs.world_size == 3:
@@ -54,6 +54,6 @@ def everyone_has_it(runs: Runs) -> str | None:
 
 @clause("collectives.broadcast", "C2", worlds=(3, 2, 4, 7), runs=BROADCAST.runs)
 def messages_of_broadcast(runs: Runs) -> str | None:
-    """B: each rank but src receives once."""
+    """Each rank but src receives once."""
     expect_few_messages(BROADCAST, runs)
     return f"n = {runs.world_size}: {runs.world_size - 1} messages"

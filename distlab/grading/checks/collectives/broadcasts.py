@@ -129,7 +129,7 @@ def _only_from(
 
 
 def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
-    """V: every rank has what `src` had.
+    """Every rank has what `src` had.
 
     Raises:
         NotYetError: some rank has not.
@@ -165,7 +165,7 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
 
 
 def expect_it_again(task: Broadcast, runs: Runs) -> None:
-    """V: a second call, after one with another dtype, is as right as the first.
+    """A second call, after one with another dtype, is as right as the first.
 
     And so are calls with tensors of other shapes.
     """
@@ -183,7 +183,7 @@ def expect_it_again(task: Broadcast, runs: Runs) -> None:
 
 
 def expect_few_messages(task: Broadcast, runs: Runs) -> None:
-    """B: n - 1 messages, since each rank but src receives once.
+    """Expect n - 1 messages, since each rank but src receives once.
 
     Raises:
         NotYetError: there are more, or fewer and yet all ranks have it.

@@ -149,7 +149,7 @@ def _gathers(world_size: int) -> list[RunSpec]:
 
 @clause("collectives.gather_scatter", "C1", worlds=WORLDS, runs=_gathers)
 def all_inputs_everywhere(runs: Runs) -> str | None:
-    """V: on every rank, the inputs of rank 0, 1, …, in this order."""
+    """On every rank, the inputs of rank 0, 1, …, in this order."""
     for again in _calls(runs.world_size):
         seen = Outputs(runs.finished(gather_once, again=again))
         expected = [torch.cat(seen.inputs)] * seen.n
@@ -175,7 +175,7 @@ def _scatters(world_size: int) -> list[RunSpec]:
 
 @clause("collectives.gather_scatter", "C2", worlds=WORLDS, runs=_scatters)
 def own_chunk_of_the_sum(runs: Runs) -> str | None:
-    """V: rank r's output is chunk r of the sum of all inputs."""
+    """Rank r's output is chunk r of the sum of all inputs."""
     for again in _calls(runs.world_size):
         seen = Outputs(runs.finished(scatter_once, again=again))
         expected = list(torch.stack(seen.inputs).sum(0).chunk(seen.n))
@@ -205,7 +205,7 @@ def own_chunk_of_the_sum(runs: Runs) -> str | None:
     runs=[on_ranks(gather_once, again=False), on_ranks(scatter_once, again=False)],
 )
 def inputs_as_they_were(runs: Runs) -> str | None:
-    """V: no rank's input has changed, not by a bit."""
+    """No rank's input has changed, not by a bit."""
     for name, scenario in (
         ("all_gather", gather_once),
         ("reduce_scatter", scatter_once),

@@ -60,7 +60,7 @@ def _exchanges(world_size: int) -> list[RunSpec]:
 
 @clause("collectives.exchange", "C1", worlds=(2, 3, 4, 7, 1), runs=_exchanges)
 def tensor_arrives(runs: Runs) -> str | None:
-    """V: rank 1's tensor equals rank 0's."""
+    """Rank 1's tensor equals rank 0's."""
     if runs.world_size == 1:
         _expect_no_hang_alone(runs, exchange_once)
         return None
@@ -114,7 +114,7 @@ def tensor_arrives(runs: Runs) -> str | None:
     "collectives.exchange", "C2", worlds=(2, 3, 4, 7), runs=[on_ranks(exchange_once)]
 )
 def nobody_else(runs: Runs) -> str | None:
-    """J: one message, from rank 0 to rank 1, and no other rank's tensor changes."""
+    """One message, from rank 0 to rank 1, and no other rank's tensor changes."""
     run = runs.finished(exchange_once)
     messages = sum(record.messages for record in run.ranks)
     if messages > 1:
@@ -167,7 +167,7 @@ def _passes(world_size: int) -> list[RunSpec]:
 
 @clause("collectives.pass_around", "C1", worlds=WORLDS, runs=_passes)
 def neighbors_number(runs: Runs) -> str | None:
-    """V: incoming is the left neighbor's; outgoing is untouched."""
+    """Incoming is the left neighbor's; outgoing is untouched."""
     if runs.world_size == 1:
         _expect_no_hang_alone(runs, pass_once)
         return None
@@ -225,7 +225,7 @@ def neighbors_number(runs: Runs) -> str | None:
     "collectives.pass_around", "C2", worlds=(3, 2, 4, 7), runs=[on_ranks(pass_once)]
 )
 def one_message_each(runs: Runs) -> str | None:
-    """J: every rank sends exactly one message, straight to its neighbor."""
+    """Every rank sends exactly one message, straight to its neighbor."""
     run = runs.finished(pass_once)
     counts = [record.messages for record in run.ranks]
     if any(count != 1 for count in counts):

@@ -58,7 +58,7 @@ TREE = Broadcast(
 
 @clause("collectives.tree_broadcast", "C1", worlds=(3, 2, 4, 7, 5, 1), runs=TREE.runs)
 def everyone_has_it(runs: Runs) -> str | None:
-    """V: every rank has src's values, for every src and any number of ranks."""
+    """Every rank has src's values, for every src and any number of ranks."""
     for src in sources(runs.world_size):
         run = finished(TREE, runs, src)
         first = run.values[0]["before"]
@@ -85,7 +85,7 @@ def _expect_reached(run: Run, src: int) -> None:
 
 @clause("collectives.tree_broadcast", "C2", worlds=(3, 2, 4, 7, 5), runs=TREE.runs)
 def one_message_per_rank(runs: Runs) -> str | None:
-    """B: each rank but src receives once."""
+    """Each rank but src receives once."""
     expect_few_messages(TREE, runs)
     return None
 
@@ -101,7 +101,7 @@ ON_MANY = in_rounds(tree_once, MANY, NUM_BYTES, src=1)
     later=lambda world_size: [ON_MANY] if world_size == MANY_AFTER else [],
 )
 def in_few_rounds(runs: Runs) -> str | None:
-    """J and T: the last rank is reached in round ⌈log2 n⌉, whatever the tree."""
+    """The last rank is reached in round ⌈log2 n⌉, whatever the tree."""
     n, src = runs.world_size, runs.world_size // 2
     run = runs.finished(tree_once, src=src)
     sends = [_sends(record) for record in run.ranks]
@@ -124,7 +124,7 @@ def in_few_rounds(runs: Runs) -> str | None:
 
 
 def _expect_few_on_many(runs: Runs) -> None:
-    """T: on more ranks than there are processors, in virtual time."""
+    """On more ranks than there are processors, in virtual time."""
     needed = runs.simulated(ON_MANY)["time_s"]
     enough = (MANY - 1).bit_length()
     if needed > enough:

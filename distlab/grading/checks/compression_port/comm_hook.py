@@ -139,7 +139,7 @@ def _expect_step(run: Run, model: int, step: int, suspects: Any) -> None:
 
 @clause(TASK, "C1", worlds=WORLDS, runs=[ONE_BUCKET, TWO_MODELS])
 def mean_of_what_was_sent(runs: Runs) -> str | None:
-    """V: .grad after the first step, where nothing is left from before."""
+    """.grad after the first step, where nothing is left from before."""
     run = _whole(runs, ONE)
     _expect_step(run, 0, 0, partial(_first_suspects, run))
     both = _whole(runs, 0)
@@ -221,7 +221,7 @@ def _small_suspects(run: Run, model: int) -> list[Suspect]:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[ONE_BUCKET, SEVERAL_BUCKETS, TWO_MODELS])
 def nothing_is_lost(runs: Runs) -> str | None:
-    """V: all steps, against guesses of what was kept, and under which key."""
+    """All steps, against guesses of what was kept, and under which key."""
     with judged_after(mean_of_what_was_sent, runs, "C1"):
         for elements in (ONE, SEVERAL, 0):
             run = _whole(runs, elements)
@@ -288,7 +288,7 @@ def _later(run: Run, model: int, step: int) -> list[Suspect]:
 
 @clause(TASK, "C3", worlds=WORLDS, runs=[SEVERAL_BUCKETS, TWO_MODELS])
 def bytes_are_saved(runs: Runs) -> str | None:
-    """B: what each call of the hook asks torch to send, by the byte meter's cost."""
+    """What each call of the hook asks torch to send, by the byte meter's cost."""
     n = runs.world_size
     for elements in (SEVERAL, 0):
         _expect_as_many(_played(runs, elements))
@@ -341,7 +341,7 @@ def _expect_bytes(rank: int, call: dict[str, Any], n: int, ratio: float) -> None
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[SEVERAL_BUCKETS])
 def no_hook_waits(runs: Runs) -> str | None:
-    """O: rank 0's hooks return before the last rank sends; callbacks do not wait."""
+    """Rank 0's hooks return before the last rank sends; callbacks do not wait."""
     run = _played(runs, SEVERAL)
     n, steps = runs.world_size, [value[0] for value in run.values]
     for rank, of_rank in enumerate(steps):

@@ -28,7 +28,7 @@ from distlab.runner.autopsy import Evidence
 
 @clause("data_loader.loader", "C1", worlds=(1,), runs=[on_ranks(work_out_batches)])
 def steps_are_those_of_one_process(runs: Runs) -> str | None:
-    """V: together one process's batch in every step, in parts of equal size."""
+    """Together one process's batch in every step, in parts of equal size."""
     cases = worked_out(runs, work_out_batches).values[0]
     for case in cases:
         (alone,) = _readable(case, 1)

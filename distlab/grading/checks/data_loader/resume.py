@@ -35,7 +35,7 @@ def _run(runs: Runs) -> Record:
 
 @clause("data_loader.resume", "C1", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
 def goes_on_with_the_next(runs: Runs) -> str | None:
-    """R: the stream of samples is the one without the stop."""
+    """The stream of samples is the one without the stop."""
     found = _gone_on(runs)
     for case in (*found["same"], *found["over"], *found["used"]):
         if case["refused"]:
@@ -152,7 +152,7 @@ def _flat(batches: Batches) -> str:
 
 @clause("data_loader.resume", "C2", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
 def state_is_a_snapshot(runs: Runs) -> str | None:
-    """V: plain, its own, and refused where the order is another."""
+    """Plain, its own, and refused where the order is another."""
     found = _run(runs)
     if found["json"]:
         raise NotYetError(
@@ -200,7 +200,7 @@ def state_is_a_snapshot(runs: Runs) -> str | None:
 
 @clause("data_loader.resume", "C3", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
 def fits_another_number_of_ranks(runs: Runs) -> str | None:
-    """R: the steps after the stop are those of the new ranks without a stop."""
+    """The steps after the stop are those of the new ranks without a stop."""
     found = _gone_on(runs)
     for case in found["moved"]:
         n, m = case["before"], case["after"]

@@ -31,7 +31,7 @@ ENOUGH = 10  # samples of a rank that a shuffle does not leave in order by chanc
 
 @clause("data_loader.sampler", "C1", worlds=(1,), runs=[on_ranks(work_out_orders)])
 def ranks_share_one_shuffle(runs: Runs) -> str | None:
-    """V: as in 1.8, of one order; another one in another epoch."""
+    """As in 1.8, of one order; another one in another epoch."""
     cases = list(_readable(runs))
     for judge in (_same_again, _shared_out, _in_order, _follows_epochs):
         for case in cases:
@@ -232,7 +232,7 @@ def _start(plan: list[int]) -> str:
 
 @clause("data_loader.sampler", "C2", worlds=(1,), runs=[on_ranks(work_out_orders)])
 def len_and_random_numbers(runs: Runs) -> str | None:
-    """V: len() is what iterating gives; the global random state does not change."""
+    """len() is what iterating gives; the global random state does not change."""
     judges: tuple[Callable[[Case], NotYetError | None], ...] = (_length, _left_alone)
     for case in _readable(runs):
         for judge in judges:

@@ -101,7 +101,7 @@ def _as_seed(given: Any) -> int | str:
 
 @clause("data_loader.loader", "C2", worlds=(2, 1), runs=[on_ranks(work_out_seeds)])
 def workers_draw_their_own(runs: Runs) -> str | None:
-    """P: no two workers' streams start alike; the same run again has the same ones."""
+    """No two workers' streams start alike; the same run again has the same ones."""
     run = worked_out(runs, work_out_seeds)
     cases, elsewhere = run.values[0], run.values[-1]
     for case in cases:

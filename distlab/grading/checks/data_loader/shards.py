@@ -84,7 +84,7 @@ def _cases(runs: Runs) -> Iterator[tuple[Plan, int, bool]]:
     "data_loader.shard_indices", "C1", worlds=(1,), runs=[on_ranks(work_out_shards)]
 )
 def shares_are_even(runs: Runs) -> str | None:
-    """V: equally many on every rank."""
+    """Equally many on every rank."""
     failures = []
     for shares, num_samples, drop_last in _cases(runs):
         failure = expect_even(shares, num_samples, drop_last)
@@ -130,7 +130,7 @@ def _expect_same_again(runs: Runs, place: int) -> None:
     "data_loader.shard_indices", "C2", worlds=(1,), runs=[on_ranks(work_out_shards)]
 )
 def shares_are_complete(runs: Runs) -> str | None:
-    """V: every sample, as few repeats as it takes; or none twice, as few left out."""
+    """Every sample, as few repeats as it takes; or none twice, as few left out."""
     sizes, settings = set(), 0
     for shares, num_samples, drop_last in _cases(runs):
         _expect_same_again(runs, settings)

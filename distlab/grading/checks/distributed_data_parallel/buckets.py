@@ -127,7 +127,7 @@ def _laid_out(runs: Runs) -> Iterator[tuple[Model, Buckets]]:
     "distributed_data_parallel.buckets", "C1", worlds=(1,), runs=[on_ranks(lay_out)]
 )
 def each_tensor_from_last_to_first(runs: Runs) -> str | None:
-    """V: the tensors themselves, each once, in the order in which backward() comes."""
+    """The tensors themselves, each once, in the order in which backward() comes."""
     for model, buckets in _laid_out(runs):
         flaw, slug = _flaw(model, buckets)
         if flaw:
@@ -189,7 +189,7 @@ def _misplaced(buckets: Buckets) -> str:
     "distributed_data_parallel.buckets", "C2", worlds=(1,), runs=[on_ranks(lay_out)]
 )
 def full_and_not_too_full(runs: Runs) -> str | None:
-    """V: no bucket above the limit, and none that could have taken the next tensor."""
+    """No bucket above the limit, and none that could have taken the next tensor."""
     laid_out = list(_laid_out(runs))
     if any(_flaw(*entry)[0] for entry in laid_out):
         raise NotJudgedError("the tensors are not where they must be: see C1")
@@ -255,7 +255,7 @@ def _by_count(model: Model) -> Buckets:
     "distributed_data_parallel.buckets", "C3", worlds=(1,), runs=[on_ranks(lay_out)]
 )
 def one_kind_in_a_bucket(runs: Runs) -> str | None:
-    """V: a bucket is one flat tensor, and that has one dtype and one device."""
+    """A bucket is one flat tensor, and that has one dtype and one device."""
     for model, buckets in _laid_out(runs):
         for number, bucket in enumerate(buckets):
             kinds = sorted({model.specs[p][1:] for p in bucket if p >= 0})

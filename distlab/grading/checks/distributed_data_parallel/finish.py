@@ -48,7 +48,7 @@ def _other_zero(world_size: int) -> list[RunSpec]:
 
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, runs=_other_zero)
 def mean_in_each_step(runs: Runs) -> str | None:
-    """V: every step's gradients; zeroed in place, set to None, or as they were."""
+    """Every step's gradients; zeroed in place, set to None, or as they were."""
     for how, to_none in (
         ("zeroed in place", False),
         ("set to None, a comm_hook in two halves", True),
@@ -228,7 +228,7 @@ def _expect_reset(
     "distributed_data_parallel.finish", "C2", worlds=FEWER, runs=[on_ranks(take_steps)]
 )
 def buffers_are_rank_0s(runs: Runs) -> str | None:
-    """V: what rank 0's forward left in its buffers is on every rank."""
+    """What rank 0's forward left in its buffers is on every rank."""
     run = runs.finished(take_steps)
     n = runs.world_size
     try:

@@ -58,7 +58,7 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     "distributed_data_parallel.finish", "C3", worlds=FEWER, runs=[on_ranks(hold_back)]
 )
 def no_sync_keeps_quiet(runs: Runs) -> str | None:
-    """J and V: no call under no_sync(); then the mean of what has come together."""
+    """No call under no_sync(); then the mean of what has come together."""
     with judged_after(mean_in_each_step, runs, "C1"):
         run = runs.finished(hold_back)
     for record in run.ranks:

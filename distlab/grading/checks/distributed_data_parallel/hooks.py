@@ -115,7 +115,7 @@ def _step(
     "distributed_data_parallel.hooks", "C1", worlds=WORLDS, runs=[on_ranks(step_once)]
 )
 def leaves_with_its_last_gradient(runs: Runs) -> str | None:
-    """O: between a bucket's last gradient and the next one its all_reduce begins."""
+    """Between a bucket's last gradient and the next one its all_reduce begins."""
     run = _without_flaw(runs)
     for record in run.ranks:
         told = record.value["chain"]
@@ -158,7 +158,7 @@ def _without_flaw(runs: Runs) -> Run:
     "distributed_data_parallel.hooks", "C2", worlds=WORLDS, runs=[on_ranks(step_once)]
 )
 def same_order_everywhere(runs: Runs) -> str | None:
-    """V and X: the sums are those of the right layers, where ranks differ in order."""
+    """The sums are those of the right layers, where ranks differ in order."""
     own = "launched-by-readiness"
     with judged_after(leaves_with_its_last_gradient, runs, "C1", own):
         run = _without_flaw(runs)
@@ -245,7 +245,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
     "distributed_data_parallel.hooks", "C3", worlds=WORLDS, runs=[on_ranks(step_once)]
 )
 def nobody_waits_in_backward(runs: Runs) -> str | None:
-    """O: until the last gradient is ready no call and no wait holds a rank up."""
+    """Until the last gradient is ready no call and no wait holds a rank up."""
     with judged_after(leaves_with_its_last_gradient, runs, "C1"):
         run = _without_flaw(runs)
     for record in run.ranks:

@@ -131,7 +131,7 @@ def one_process(seed: int, n: int, over_all: bool = False) -> OneProcess:
     "distributed_data_parallel.unused", "C3", worlds=FEWER, runs=[on_ranks(run_out)]
 )
 def who_is_out_takes_part(runs: Runs) -> str | None:
-    """V: the weights of one process that has, in each step, what is there."""
+    """The weights of one process that has, in each step, what is there."""
     with judged_after(unused_counts_as_zero, runs, "C1"):
         return _joined(runs.finished(run_out), runs.seed)
 

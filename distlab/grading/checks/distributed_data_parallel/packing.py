@@ -71,7 +71,7 @@ def _carried(
 
 @clause("distributed_data_parallel.buckets", "C4", worlds=(1,), runs=[on_ranks(carry)])
 def what_was_packed_comes_back(runs: Runs) -> str | None:
-    """V: in place, all numbers, and copies rather than views."""
+    """In place, all numbers, and copies rather than views."""
     for (dtype, _), told in zip(DTYPES, worked_out(runs, carry).values[0], strict=True):
         _expect_carried(told, _shaped(runs.seed, dtype))
     return None

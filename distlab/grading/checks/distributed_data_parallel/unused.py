@@ -206,7 +206,7 @@ def _played(runs: Runs) -> Run:
     runs=[on_ranks(take_branches)],
 )
 def unused_counts_as_zero(runs: Runs) -> str | None:
-    """V: the mean over all ranks, with zeros; with what no_sync() held back."""
+    """The mean over all ranks, with zeros; with what no_sync() held back."""
     run = _played(runs)
     n, seed = runs.world_size, runs.seed
     if n > 1 and not any(sum(value["sent"]) for value in run.values):
@@ -272,7 +272,7 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
     runs=[on_ranks(take_branches)],
 )
 def nobodys_stays_none(runs: Runs) -> str | None:
-    """V: a .grad of zeros would still move a weight: by momentum, by weight decay."""
+    """A .grad of zeros would still move a weight: by momentum, by weight decay."""
     try:
         run = _played(runs)
     except NotYetError as error:

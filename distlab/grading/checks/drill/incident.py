@@ -256,34 +256,34 @@ def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(analyze, name="C1")])
 def the_first_damaged_step(runs: Runs) -> str | None:
-    """V: the first step and rank; a restart from before it."""
+    """The first step and rank; a restart from before it."""
     _expect(runs, "C1")
     return None
 
 
 @clause(TASK, "C2", worlds=(1,), runs=[on_ranks(analyze, name="C2")])
 def the_process_that_ended(runs: Runs) -> str | None:
-    """V: the cause, in whatever order the log has it."""
+    """The cause, in whatever order the log has it."""
     _expect(runs, "C2")
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), runs=[on_ranks(analyze, name="C3")])
 def the_rank_that_has_not_entered(runs: Runs) -> str | None:
-    """V: the rank that all others wait for."""
+    """The rank that all others wait for."""
     _expect(runs, "C3")
     return None
 
 
 @clause(TASK, "C4", worlds=(1,), runs=[on_ranks(analyze, name="C4")])
 def late_without_a_break(runs: Runs) -> str | None:
-    """V: slow now and for a while; a pause is nothing."""
+    """Slow now and for a while; a pause is nothing."""
     _expect(runs, "C4")
     return None
 
 
 @clause(TASK, "C5", worlds=(1,), runs=[on_ranks(analyze, name="C5")])
 def usable_checkpoints(runs: Runs) -> str | None:
-    """V: the newest that was saved, not refused, and not damaged."""
+    """The newest that was saved, not refused, and not damaged."""
     _expect(runs, "C5")
     return None

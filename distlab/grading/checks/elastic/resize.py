@@ -82,42 +82,42 @@ def _expect(runs: Runs, clause_id: str) -> None:
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def rounds_begin_once(runs: Runs) -> str | None:
-    """V: Regroup for those that have not joined, when a member joins or is lost."""
+    """Regroup for those that have not joined, when a member joins or is lost."""
     _expect(runs, "C1")
     return f"{len(BY_HAND)} scripts by hand, {NUM_RANDOM} of faults in virtual time"
 
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def ranks_and_global_batch(runs: Runs) -> str | None:
-    """V: no holes, survivors first, at most max_members; steps of accumulation."""
+    """No holes, survivors first, at most max_members; steps of accumulation."""
     _expect(runs, "C2")
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def newest_state(runs: Runs) -> str | None:
-    """V: of the last generation, the member with the newest step."""
+    """Of the last generation, the member with the newest step."""
     _expect(runs, "C3")
     return None
 
 
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def stale_members(runs: Runs) -> str | None:
-    """V: a Refuse for them and no others."""
+    """A Refuse for them and no others."""
     _expect(runs, "C4")
     return None
 
 
 @clause(TASK, "C5", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def in_time(runs: Runs) -> str | None:
-    """V: Form at max_members or after grace_s; Stop after timeout_s."""
+    """Form at max_members or after grace_s; Stop after timeout_s."""
     _expect(runs, "C5")
     return None
 
 
 @clause(TASK, "C6", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def one_side_goes_on(runs: Runs) -> str | None:
-    """V: with a majority of the last generation a Form, without it none."""
+    """With a majority of the last generation a Form, without it none."""
     _expect(runs, "C6")
     return None
 

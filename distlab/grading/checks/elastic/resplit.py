@@ -186,7 +186,7 @@ def _splits(runs: Runs) -> Iterator[Split]:
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def global_batches_stay(runs: Runs) -> str | None:
-    """V: each step has the next samples of those that are left, a global batch."""
+    """Each step has the next samples of those that are left, a global batch."""
     is_open = False
     for split in _splits(runs):
         if _shape(split) or _samples(split):
@@ -232,7 +232,7 @@ def _order(split: Split) -> NotYetError | None:
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def what_is_left_comes_once(runs: Runs) -> str | None:
-    """V: all that no rank has completed, at any world size, and nothing else."""
+    """All that no rank has completed, at any world size, and nothing else."""
     for split in _splits(runs):
         if fault := _samples(split):
             raise fault
@@ -280,7 +280,7 @@ def _cause(split: Split, given: set[int]) -> tuple[str, str]:
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def shards_are_even(runs: Runs) -> str | None:
-    """V: every rank has every step; shards differ by at most one; no repeats."""
+    """Every rank has every step; shards differ by at most one; no repeats."""
     for split in _splits(runs):
         if fault := _shape(split):
             raise fault

@@ -29,7 +29,7 @@ WORLDS = (3, 2, 1)
     runs=[on_ranks(save_and_train), on_ranks(save_again)],
 )
 def the_values_of_the_call(runs: Runs) -> str | None:
-    """V: the shards, although training changes tensors and meta at once."""
+    """The shards, although training changes tensors and meta at once."""
     run = runs.finished(save_and_train)
     for rank, value in enumerate(run.values):
         for step, flaw in enumerate(value["flaws"], 1):
@@ -79,7 +79,7 @@ def _expect_own_copies(run: Run) -> None:
     runs=[on_ranks(save_and_train), on_ranks(save_again), on_ranks(keep_some)],
 )
 def returns_at_once(runs: Runs) -> str | None:
-    """O: what the disk has been asked for when save returns."""
+    """What the disk has been asked for when save returns."""
     run = runs.finished(save_and_train)
     for rank, value in enumerate(run.values):
         if value["waits"]:
@@ -126,7 +126,7 @@ def _expect_manifests(run: Run) -> None:
     ],
 )
 def one_at_a_time(runs: Runs) -> str | None:
-    """O, V: what wait() waits for; which call raises the error of a save, and when."""
+    """What wait() waits for; which call raises the error of a save, and when."""
     _expect_the_end(runs.finished(wait_for_the_end))
     run = runs.ended(save_in_turn)
     if run.outcome == "finished":

@@ -62,7 +62,7 @@ CRASHED = [on_ranks(crash_saves, keep=keep) for keep in KEEPS]
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[*PLAYED, *CRASHED])
 def complete_when_it_returns(runs: Runs) -> str | None:
-    """O, F: when ranks return; at every crash, the newest complete checkpoint."""
+    """When ranks return; at every crash, the newest complete checkpoint."""
     for size in SIZES:
         record = worked_out(runs, save_steps, size=size).values[0]
         if (row := early_return(record["rows"])) is not None:

@@ -107,7 +107,7 @@ FAILED = [on_ranks(fail_once, size=size) for size in SIZES]
 
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=FAILED)
 def an_error_on_every_rank(runs: Runs) -> str | None:
-    """L, V: what each rank raises if one cannot write its shard or the manifest."""
+    """What each rank raises if one cannot write its shard or the manifest."""
     for size in SIZES:
         for record in worked_out(runs, fail_once, size=size).values[0]:
             _expect_error(record, size)
@@ -253,7 +253,7 @@ def remove_in_saves(context: RankContext, unit: ModuleType, seed: int) -> Any:
     runs=[on_ranks(remove_some), on_ranks(remove_in_saves), *FAILED, *PLAYED],
 )
 def what_is_removed(runs: Runs) -> str | None:
-    """V: the names that remove_old leaves; what saves leave, also after an error."""
+    """The names that remove_old leaves; what saves leave, also after an error."""
     files = files_to_sort(runs.seed)
     left = worked_out(runs, remove_some).values[0]
     for (step, keep), names in zip(_CASES, left, strict=True):

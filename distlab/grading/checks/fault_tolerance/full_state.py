@@ -137,7 +137,7 @@ def _expect_keys(runs: Runs, place: int) -> None:
 
 @clause(TASK, "C1", worlds=(1,), plays=(2,), runs=[on_ranks(keys_of)])
 def what_is_shared(runs: Runs) -> str | None:
-    """V: the keys of `shared`; two ranks have the same."""
+    """The keys of `shared`; two ranks have the same."""
     _expect_keys(runs, 0)
     unlike = worked_out(runs, keys_of).values[0]["unlike"]
     if unlike:
@@ -149,7 +149,7 @@ def what_is_shared(runs: Runs) -> str | None:
 
 @clause(TASK, "C2", worlds=(1,), plays=(2,), runs=[on_ranks(keys_of)])
 def what_is_own(runs: Runs) -> str | None:
-    """V: the keys of `own`."""
+    """The keys of `own`."""
     _expect_keys(runs, 1)
     return None
 
@@ -247,7 +247,7 @@ RESUMED = [on_ranks(resume, size=size) for size in SIZES]
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=RESUMED)
 def bit_equal(runs: Runs) -> str | None:
-    """R: every item after restore; the weights after each later step; another model."""
+    """Every item after restore; the weights after each later step; another model."""
     with (
         judged_after(what_is_shared, runs, "C1"),
         judged_after(what_is_own, runs, "C2"),
@@ -378,7 +378,7 @@ RESIZES = [on_ranks(resize, old=old, new=new) for old, new in RESIZED]
 
 @clause(TASK, "C4", worlds=(1,), plays=(2, 3, 1), runs=RESIZES)
 def another_number(runs: Runs) -> str | None:
-    """V: after restore on more and on fewer ranks."""
+    """After restore on more and on fewer ranks."""
     with judged_after(bit_equal, runs, "C3"):
         for old, new in RESIZED:
             record = worked_out(runs, resize, old=old, new=new).values[0]

@@ -183,7 +183,7 @@ def judged(runs: Runs) -> list[tuple[Case, dict[str, Any]]]:
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
 def the_newest_complete(runs: Runs) -> str | None:
-    """V: the step that is loaded, and its shards; the disk is only read."""
+    """The step that is loaded, and its shards; the disk is only read."""
     for case, record in judged(runs):
         what, _, step, name = case
         if record["opened"]:
@@ -233,7 +233,7 @@ def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> Non
 
 @clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
 def what_was_refused(runs: Runs) -> str | None:
-    """V: one line for each refused checkpoint, with the name of the file."""
+    """One line for each refused checkpoint, with the name of the file."""
     with judged_after(the_newest_complete, runs, "C1"):
         for (what, _, step, name), record in judged(runs):
             if step is None or step < 0:
@@ -259,7 +259,7 @@ def what_was_refused(runs: Runs) -> str | None:
 
 @clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
 def none_or_an_error(runs: Runs) -> str | None:
-    """V: no checkpoint at all, and none that is complete."""
+    """No checkpoint at all, and none that is complete."""
     with judged_after(the_newest_complete, runs, "C1"):
         for (what, _, step, name), record in judged(runs):
             if step == -1 and (record["raised"] or record["step"] != -1):

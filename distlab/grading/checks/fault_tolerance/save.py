@@ -81,7 +81,7 @@ class NotedDisk(ObservedDisk):
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(write_one)])
 def a_file_in_full(runs: Runs) -> str | None:
-    """F: after every crash, what the file holds; with an older file, and without."""
+    """After every crash, what the file holds; with an older file, and without."""
     wrong = worked_out(runs, write_one).values[0]
     if wrong is None:
         return "at every crash, with all that can be left of what was not synced"
@@ -234,7 +234,7 @@ def _expect_group(runs: Runs) -> None:
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[*PLAYED, GROUP])
 def the_manifest_comes_last(runs: Runs) -> str | None:
-    """V, O: the files at the end; and when each shard and the manifest were written."""
+    """The files at the end; and when each shard and the manifest were written."""
     for size in SIZES:
         record = worked_out(runs, save_steps, size=size).values[0]
         setting = f"{size} rank{'s' * (size > 1)}"

@@ -217,7 +217,7 @@ def _near(world_size: int) -> list[RunSpec]:
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_near)
 def near_the_sum(runs: Runs) -> str | None:
-    """V: bucket 1, where at most one rank has a large element; first with zeros."""
+    """Bucket 1, where at most one rank has a large element; first with zeros."""
     run = runs.finished(compress)
     expect_work(run)
     for step in (0, 1):
@@ -238,7 +238,7 @@ def near_the_sum(runs: Runs) -> str | None:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=_near)
 def no_overflow(runs: Runs) -> str | None:
-    """V: all ranks' largest elements in one place; then a residual; then bfloat16."""
+    """All ranks' largest elements in one place; then a residual; then bfloat16."""
     with judged_after(near_the_sum, runs, "C1", "int8-overflow"):
         _expect_sum(runs, 0, 0, ("int8-overflow", "fractional-levels", "levels-of-128"))
         _expect_room_for_the_residual(runs)
@@ -294,7 +294,7 @@ def _second(steps: Gradients) -> list[list[Tensor]]:
 
 @clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
 def rounding_is_made_up_for(runs: Runs) -> str | None:
-    """V: the sum over the steps, of elements that each step alone rounds to zero."""
+    """The sum over the steps, of elements that each step alone rounds to zero."""
     n = runs.world_size
     with judged_after(no_overflow, runs, "C2"):
         run = runs.finished(compress)
@@ -368,7 +368,7 @@ def _lost(rank: int, actual: Tensor, total: Tensor, bound: float) -> None:
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
 def one_byte_for_each(runs: Runs) -> str | None:
-    """B: the bytes of the collectives, by their cost."""
+    """The bytes of the collectives, by their cost."""
     n = runs.world_size
     run = runs.finished(compress)
     limit = 2 * (n - 1) / n * (SIZE + HEADER_BYTES)
@@ -389,6 +389,6 @@ def one_byte_for_each(runs: Runs) -> str | None:
 
 @clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
 def the_call_returns_at_once(runs: Runs) -> str | None:
-    """O: calls and waits between the call of the hook and its return."""
+    """Calls and waits between the call of the hook and its return."""
     expect_no_wait_in_call(runs.finished(compress))
     return None

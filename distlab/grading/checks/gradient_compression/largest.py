@@ -42,7 +42,7 @@ def select(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(select)])
 def largest_magnitudes(runs: Runs) -> str | None:
-    """V: the set of indices; their number, dtype and shape."""
+    """The set of indices; their number, dtype and shape."""
     told = runs.finished(select).values[0]
     for number, found in enumerate(told):
         values, ratio, k = case(runs.seed, number)

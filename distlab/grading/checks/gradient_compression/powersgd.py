@@ -169,7 +169,7 @@ def _expect(
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_plays)
 def low_rank_is_exact(runs: Runs) -> str | None:
-    """V: the first step of bucket 0, whose sum has the rank 2."""
+    """The first step of bucket 0, whose sum has the rank 2."""
     part = slice(0, MATRIX)
     _expect(runs, 0, 0, part, "the matrix", "not-orthonormal", "factor-not-summed")
     run = runs.finished(compress)
@@ -182,7 +182,7 @@ def low_rank_is_exact(runs: Runs) -> str | None:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=_plays)
 def others_are_exact(runs: Runs) -> str | None:
-    """V: the elements of parameters with one dimension, in every step."""
+    """The elements of parameters with one dimension, in every step."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
         part = slice(MATRIX, None)
         _expect(runs, step, bucket, part, "the part of vectors")
@@ -192,7 +192,7 @@ def others_are_exact(runs: Runs) -> str | None:
 
 @clause(TASK, "C3", worlds=WORLDS, runs=_plays)
 def residual_and_factor_are_kept(runs: Runs) -> str | None:
-    """V: matrices of full rank, in every step."""
+    """Matrices of full rank, in every step."""
     with judged_after(low_rank_is_exact, runs, "C1"):
         for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
             _expect(
@@ -212,7 +212,7 @@ def residual_and_factor_are_kept(runs: Runs) -> str | None:
 
 @clause(TASK, "C4", worlds=WORLDS, runs=_plays)
 def factors_only(runs: Runs) -> str | None:
-    """B: the bytes of the collectives, by their cost."""
+    """The bytes of the collectives, by their cost."""
     n = runs.world_size
     run = runs.finished(compress)
     expect_work(run)
@@ -232,7 +232,7 @@ def factors_only(runs: Runs) -> str | None:
 
 @clause(TASK, "C5", worlds=(3, 2), runs=_plays)
 def the_call_returns_at_once(runs: Runs) -> str | None:
-    """O: calls and waits between the call of the hook and its return."""
+    """Calls and waits between the call of the hook and its return."""
     expect_no_wait_in_call(runs.finished(compress))
     expect_no_wait_in_call(runs.finished(compress_several))
     return None

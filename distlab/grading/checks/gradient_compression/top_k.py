@@ -143,7 +143,7 @@ def _in_single(gradient: Tensor, corrected: Tensor) -> Tensor:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(compress)])
 def sum_of_what_was_sent(runs: Runs) -> str | None:
-    """V: the first bucket of the first step, where nothing is left from before."""
+    """The first bucket of the first step, where nothing is left from before."""
     n, seed = runs.world_size, runs.seed
     run = runs.finished(compress)
     expect_work(run)
@@ -218,7 +218,7 @@ def _first_suspects(seed: int, n: int) -> list[Suspect]:
 
 @clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
 def nothing_is_lost(runs: Runs) -> str | None:
-    """V: all steps and buckets, against guesses of what was kept."""
+    """All steps and buckets, against guesses of what was kept."""
     with judged_after(sum_of_what_was_sent, runs, "C2"):
         for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
             _expect_sum(runs, step, bucket, partial(_later, runs, step, bucket))
@@ -304,7 +304,7 @@ def _later(runs: Runs, step: int, bucket: int) -> list[Suspect]:
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
 def bytes_are_saved(runs: Runs) -> str | None:
-    """B: what each rank gives to collectives and messages, by their cost."""
+    """What each rank gives to collectives and messages, by their cost."""
     n, k = runs.world_size, max(1, int(RATIO * SIZE))
     run = runs.finished(compress)
     value = 6 if n == NARROW else 8  # the mean of both buckets
@@ -328,6 +328,6 @@ def bytes_are_saved(runs: Runs) -> str | None:
 
 @clause(TASK, "C5", worlds=(3, 2), runs=[on_ranks(compress)])
 def the_call_returns_at_once(runs: Runs) -> str | None:
-    """O: calls and waits between the call of the hook and its return."""
+    """Calls and waits between the call of the hook and its return."""
     expect_no_wait_in_call(runs.finished(compress))
     return None

@@ -127,7 +127,7 @@ FIRST = (
 
 @clause(TASK, "C1", worlds=WORLDS, runs=[FREE])
 def as_one_process(runs: Runs) -> str | None:
-    """V: the weights and the loss of the first step, without clipping."""
+    """The weights and the loss of the first step, without clipping."""
     run = _played(runs, 1e9)
     with judged_after(sent_once, runs, "C2"):
         _expect(runs, 1e9, 0, "weights", "the weights", FIRST)
@@ -159,7 +159,7 @@ def _expect_loss(run: Played, expected: Tensor) -> None:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[FREE])
 def sent_once(runs: Runs) -> str | None:
-    """B: the sizes of what goes through the engine, and how often it sends."""
+    """The sizes of what goes through the engine, and how often it sends."""
     num = len(parts.trained(parts.new_model(0)))
     for rank, value in enumerate(_played(runs, 1e9).values):
         sizes = value[0]["sizes"]
@@ -214,7 +214,7 @@ CLIPS = (
 
 @clause(TASK, "C3", worlds=WORLDS, runs=[FREE, CLIPPED])
 def clipped_once(runs: Runs) -> str | None:
-    """V: the weights of the first step with a small clip_norm."""
+    """The weights of the first step with a small clip_norm."""
     with judged_after(as_one_process, runs, "C1"), judged_after(sent_once, runs, "C2"):
         _expect(runs, SMALL, 0, "weights", "the clipped weights", CLIPS)
     return f"n = {runs.world_size}: norm {SMALL}"
@@ -222,7 +222,7 @@ def clipped_once(runs: Runs) -> str | None:
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[FREE, CLIPPED])
 def skipped(runs: Runs) -> str | None:
-    """V: learning rate, average, scale and weights over all steps; one overflows."""
+    """Learning rate, average, scale and weights over all steps; one overflows."""
     with (
         judged_after(as_one_process, runs, "C1"),
         judged_after(clipped_once, runs, "C3"),

@@ -91,7 +91,7 @@ WHOLE, STOPPED = on_ranks(epochs, stop=0), on_ranks(epochs, stop=2)
 
 @clause(TASK, "C5", worlds=(1,), plays=(1,), runs=[WHOLE, STOPPED])
 def in_order(runs: Runs) -> str | None:
-    """J: what fit does with the loader, in which order, and in which mode."""
+    """What fit does with the loader, in which order, and in which mode."""
     for stop in (0, 2):
         record = worked_out(runs, epochs, stop=stop).values[0]
         expected, log = _expected_log(stop), record["log"]
@@ -139,7 +139,7 @@ def _last(log: list[str], place: int) -> str:
 
 @clause(TASK, "C6", worlds=(1,), plays=(1,), runs=[WHOLE])
 def averaged(runs: Runs) -> str | None:
-    """V: the weights in each evaluation, and those after it."""
+    """The weights in each evaluation, and those after it."""
     with judged_after(in_order, runs, "C5"):
         record = worked_out(runs, epochs, stop=0).values[0]
         if not all(record["evaluated"]):
@@ -194,7 +194,7 @@ def _name_in(job: Job, part: Any) -> str:
 
 @clause(TASK, "C7", worlds=(1,), plays=(1,), runs=[on_ranks(saved)])
 def all_is_saved(runs: Runs) -> str | None:
-    """V: the parts of the Run are those of the job."""
+    """The parts of the Run are those of the job."""
     record = worked_out(runs, saved).values[0]
     if record["kind"] != "Run":
         raise NotYetError(f"run_of gives a {record['kind']}, expected a Run")

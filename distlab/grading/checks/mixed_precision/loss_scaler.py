@@ -45,7 +45,7 @@ RULE_STALE = "update ends the step: empty self.overflow there"
     "mixed_precision.loss_scaler", "C1", worlds=WORLDS, runs=[on_ranks(scaled_steps)]
 )
 def unscaled_once(runs: Runs) -> str | None:
-    """V: after the step the gradients are what float16 left, over the scale."""
+    """After the step the gradients are what float16 left, over the scale."""
     run = runs.finished(scaled_steps)
     n = runs.world_size
     for step in range(CALM):
@@ -174,7 +174,7 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
     "mixed_precision.loss_scaler", "C2", worlds=WORLDS, runs=[on_ranks(scaled_steps)]
 )
 def all_or_none_step(runs: Runs) -> str | None:
-    """X: whichever rank overflows, in each step all ranks do the same."""
+    """Whichever rank overflows, in each step all ranks do the same."""
     run = runs.finished(scaled_steps)
     n, seed = runs.world_size, runs.seed
     took = [[record["steps"] for record in rank] for rank in run.values]

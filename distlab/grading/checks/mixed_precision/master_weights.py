@@ -59,7 +59,7 @@ def _tiny(world_size: int) -> list[RunSpec]:
 
 @clause("mixed_precision.master_weights", "C1", worlds=(1, 3), runs=_tiny)
 def tiny_updates_add_up(runs: Runs) -> str | None:
-    """V: the copies are the model's values, and catch what 16 bits would lose."""
+    """The copies are the model's values, and catch what 16 bits would lose."""
     run, count = runs.finished(_tiny(runs.world_size)[0]), _count(runs.world_size)
     for value in run.values:
         _expect_copies(value)
@@ -166,7 +166,7 @@ def _expect_copies(value: dict[str, Any]) -> None:
 
 @clause("mixed_precision.master_weights", "C2", worlds=WORLDS, runs=_half)
 def mean_in_float32(runs: Runs) -> str | None:
-    """V and X: the mean gradient, summed wide; nothing left for the next step."""
+    """The mean gradient, summed wide; nothing left for the next step."""
     for spec in _half(runs.world_size):
         _expect_wide_means(runs.finished(spec))
     return None
@@ -334,7 +334,7 @@ def _flat(state: dict[str, Tensor | None], own: dict[str, Tensor | None]) -> Ten
 
 @clause("mixed_precision.master_weights", "C3", worlds=WORLDS, runs=_half)
 def model_is_the_master_rounded(runs: Runs) -> str | None:
-    """V: same parameters, same dtypes, the master's values rounded."""
+    """Same parameters, same dtypes, the master's values rounded."""
     _expect_rounded(runs.finished(up_step_down))
     if runs.world_size == HALF_WORLD:
         _expect_rounded(runs.finished(up_step_down, dtype="float16"))

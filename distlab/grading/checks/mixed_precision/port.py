@@ -137,7 +137,7 @@ def gradient(seed: int, rank: int, step: int) -> Tensor:
 
 @clause("mixed_precision.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_precision)])
 def computed_narrow_kept_wide(runs: Runs) -> str | None:
-    """V: the dtypes of activations and weights, then the weights after each step."""
+    """The dtypes of activations and weights, then the weights after each step."""
     run, n = finished(runs, ported_precision), runs.world_size
     for step in range(CALM):
         records = [rank[step] for rank in run.values]
@@ -226,7 +226,7 @@ def _piled_up(seed: int, rank: int, step: int, scale: float) -> Tensor:
 
 @clause("mixed_precision.port", "C2", worlds=WORLDS, runs=[on_ranks(ported_precision)])
 def all_or_none_step(runs: Runs) -> str | None:
-    """X: in each step the ranks do the same, and say what they did."""
+    """In each step the ranks do the same, and say what they did."""
     run, n = finished(runs, ported_precision), runs.world_size
     for step in range(STEPS):
         took = _took(run, step)
@@ -327,7 +327,7 @@ def scales(n: int, rank: int | None = None, *, moves: bool = True) -> list[float
 
 @clause("mixed_precision.port", "C3", worlds=WORLDS, runs=[on_ranks(ported_precision)])
 def same_scale(runs: Runs) -> str | None:
-    """V and X: the scale after every step, on every rank."""
+    """The scale after every step, on every rank."""
     run, n = finished(runs, ported_precision), runs.world_size
     if _skips_differ(run):
         raise NotJudgedError("the ranks do not skip together: see C2")

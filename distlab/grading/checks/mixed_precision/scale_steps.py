@@ -30,7 +30,7 @@ def _resumed(world_size: int) -> list[RunSpec]:
 
 @clause("mixed_precision.loss_scaler", "C3", worlds=WORLDS, runs=_resumed)
 def same_staircase(runs: Runs) -> str | None:
-    """V, X and R: torch's scale after every step, on every rank, also on resuming."""
+    """Torch's scale after every step, on every rank, also on resuming."""
     run = runs.finished(scaled_steps)
     n, seed = runs.world_size, runs.seed
     took = [[record["steps"] for record in rank] for rank in run.values]

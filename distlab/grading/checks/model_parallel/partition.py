@@ -91,7 +91,7 @@ def _cuts(runs: Runs) -> Iterator[tuple[Costs, int, list[list[int]]]]:
 
 @clause("model_parallel.partition", "C1", worlds=(1,), runs=[on_ranks(cut_models)])
 def every_layer_has_its_stage(runs: Runs) -> str | None:
-    """V: the stages one after another are the model."""
+    """The stages one after another are the model."""
     for costs, num_stages, stages in _cuts(runs):
         flaw, slug = _flaw(costs, num_stages, stages)
         if flaw:
@@ -122,7 +122,7 @@ def _flaw(costs: Costs, num_stages: int, stages: list[list[int]]) -> tuple[str, 
 
 @clause("model_parallel.partition", "C2", worlds=(1,), runs=[on_ranks(cut_models)])
 def the_bottleneck_is_cheap(runs: Runs) -> str | None:
-    """V: no split has a cheaper bottleneck. All splits are tried."""
+    """No split has a cheaper bottleneck. All splits are tried."""
     for costs, num_stages, stages in _cuts(runs):
         most = max(sum(costs[i] for i in s if i < len(costs)) for s in stages)
         best, where = _best(costs, num_stages)
@@ -155,7 +155,7 @@ def _by_count(costs: Costs, num_stages: int, stages: list[list[int]]) -> bool:
 
 @clause("model_parallel.partition", "C3", worlds=(1,), runs=[on_ranks(cut_models)])
 def too_few_layers_are_refused(runs: Runs) -> str | None:
-    """V: a ValueError, not an empty stage and not another error."""
+    """A ValueError, not an empty stage and not another error."""
     told = worked_out(runs, cut_models).values[0]["refused"]
     for (costs, num_stages), what in zip(TOO_FEW, told, strict=True):
         if what != "ValueError":

@@ -199,7 +199,7 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
 
 @clause("model_parallel.train_step", "C1", worlds=WORLDS, runs=[on_ranks(step_stages)])
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V: after some steps each stage is what it is in one process."""
+    """After some steps each stage is what it is in one process."""
     run = runs.finished(step_stages)
     n, seed = runs.world_size, runs.seed
     weights = [value["weights"] for value in run.values]
@@ -221,7 +221,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
 
 @clause("model_parallel.train_step", "C2", worlds=WORLDS, runs=[on_ranks(step_stages)])
 def loss_on_every_rank(runs: Runs) -> str | None:
-    """V: the last stage's loss, everywhere."""
+    """The last stage's loss, everywhere."""
     run = runs.finished(step_stages)
     weights, losses = one_process(runs.seed, runs.world_size)
     # Once the weights have gone astray (C1) only the first loss can be compared.
@@ -236,7 +236,7 @@ def loss_on_every_rank(runs: Runs) -> str | None:
     "model_parallel.train_step", "C3", worlds=(3, 2, 4), runs=[on_ranks(step_stages)]
 )
 def one_message_each_way(runs: Runs) -> str | None:
-    """B: activations to the next rank, gradients to the one before, and no more."""
+    """Activations to the next rank, gradients to the one before, and no more."""
     run = runs.finished(step_stages)
     n = runs.world_size
     _expect_one_forward(run)

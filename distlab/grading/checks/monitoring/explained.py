@@ -155,7 +155,7 @@ def explain_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 @clause(TASK, "C3", worlds=(1,), runs=[on_ranks(explain_all)])
 def the_cause(runs: Runs) -> str | None:
-    """V: the word for each cause; then for the traces of real runs."""
+    """The word for each cause; then for the traces of real runs."""
     found = worked_out(runs, explain_all).values[0]
     cases = all_cases(runs.seed)
     for (word, spans), told in zip(cases, found, strict=False):

@@ -84,7 +84,7 @@ def read_records(told: Any) -> list[list[float]] | str:
 
 @clause("monitoring.step_report", "C4", worlds=WORLDS, runs=[on_ranks(gather)])
 def all_records_everywhere(runs: Runs) -> str | None:
-    """V, J: equal numbers on every rank; one call; read at once."""
+    """Equal numbers on every rank; one call; read at once."""
     without = [1] if runs.world_size > 1 else []
 
     def name(run: Run) -> NotYetError | None:

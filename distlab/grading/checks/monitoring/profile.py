@@ -95,7 +95,7 @@ def _read_spans(told: Any) -> list[Span] | str:
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(merge_all)])
 def the_same_time(runs: Runs) -> str | None:
-    """V: every moment once, in ascending order; touching spans may stay apart."""
+    """Every moment once, in ascending order; touching spans may stay apart."""
     found = worked_out(runs, merge_all).values[0]
     for spans, told in zip(sets_of_spans(runs.seed), found, strict=True):
         call = f"merge({_spans(spans)})"
@@ -236,7 +236,7 @@ MISTAKES = (
 
 @clause(TASK, "C2", worlds=(1,), runs=[on_ranks(measure_all)])
 def communication_alone(runs: Runs) -> str | None:
-    """V: interval arithmetic; a mistake is named if it explains every case."""
+    """Interval arithmetic; a mistake is named if it explains every case."""
     found = worked_out(runs, measure_all).values[0]
     cases = lanes(runs.seed)
     for spans, told in zip(cases, found, strict=True):

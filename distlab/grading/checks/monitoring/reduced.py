@@ -132,7 +132,7 @@ def reduce(context: RankContext, unit: ModuleType, seed: int, poisoned: bool) ->
     ],
 )
 def counted_first(runs: Runs) -> str | None:
-    """V: counts of the rank's own gradients, means over the ranks, measured."""
+    """Counts of the rank's own gradients, means over the ranks, measured."""
     _expect_counts(runs.finished(count).values[0])
     for poisoned in (False, True):
         _expect_reduced(runs, poisoned)

@@ -106,7 +106,7 @@ def _of_idle(runs: Runs) -> list[Any]:
 
 @clause(TASK, "C2", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
 def shares_of_each_rank(runs: Runs) -> str | None:
-    """V: three fractions for each rank, by its number."""
+    """Three fractions for each rank, by its number."""
     # If it raises where no rank has samples, that is said of the loss: C3.
     of_idle = runs.ended(report_idle).outcome == "finished"
     for step, told in _reports(runs, of_idle=of_idle):
@@ -159,7 +159,7 @@ def _is_quotient(found: Sequence[float], row: Row, seconds: float) -> bool:
 
 @clause(TASK, "C3", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
 def over_all_samples(runs: Runs) -> str | None:
-    """V: sums over samples, and the slowest rank's seconds."""
+    """Sums over samples, and the slowest rank's seconds."""
     found = _reports(runs, of_idle=True)
     told_apart = [(step, told, right_loss(step)) for step, told in found]
     wrong = [c for c in told_apart if not same(c[1]["loss"], c[2])]

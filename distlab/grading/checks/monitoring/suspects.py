@@ -150,7 +150,7 @@ def _of_counts(history: History) -> Iterator[Evidence]:
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(find_stragglers)])
 def late_again_and_again(runs: Runs) -> str | None:
-    """V: who is late, in most steps; not who waits, not one pause."""
+    """Who is late, in most steps; not who waits, not one pause."""
     found = worked_out(runs, find_stragglers).values[0]
     _expect("stragglers", found, slow_ones(runs.seed), SLOW, _of_time)
     return None
@@ -158,7 +158,7 @@ def late_again_and_again(runs: Runs) -> str | None:
 
 @clause(TASK, "C2", worlds=(1,), runs=[on_ranks(find_desynchronized)])
 def unlike_the_majority(runs: Runs) -> str | None:
-    """V: a majority decides, or nothing does."""
+    """A majority decides, or nothing does."""
     found = worked_out(runs, find_desynchronized).values[0]
     _expect("desynchronized", found, replicas(runs.seed), UNLIKE, _of_checksums)
     return None
@@ -166,7 +166,7 @@ def unlike_the_majority(runs: Runs) -> str | None:
 
 @clause(TASK, "C3", worlds=(1,), runs=[on_ranks(find_origin)])
 def where_it_came_up(runs: Runs) -> str | None:
-    """V: the first step in which the ranks differ."""
+    """The first step in which the ranks differ."""
     found = worked_out(runs, find_origin).values[0]
     _expect("nan_origin", found, poisoned(runs.seed), POISONED, _of_counts)
     return None

@@ -83,7 +83,7 @@ def _near(actual: Sequence[float], expected: Sequence[float]) -> bool:
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(tell_time), on_ranks(time_parts)])
 def seconds_add_up(runs: Runs) -> str | None:
-    """V: the clock under a script of events; then laps of the parts."""
+    """The clock under a script of events; then laps of the parts."""
     _expect_clock(worked_out(runs, tell_time).values[0], runs.seed)
     timed = worked_out(runs, time_parts).values[0]
     for step, found in enumerate(timed["seconds"]):

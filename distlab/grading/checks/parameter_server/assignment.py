@@ -66,7 +66,7 @@ def _assigned(runs: Runs) -> Iterator[tuple[str, list[int], int, list[Any]]]:
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(assign)])
 def one_server_each(runs: Runs) -> str | None:
-    """V: a number for each tensor; the same on every rank."""
+    """A number for each tensor; the same on every rank."""
     for call, sizes, num_servers, of_ranks in _assigned(runs):
         servers = of_ranks[0]
         if isinstance(servers, str):
@@ -111,7 +111,7 @@ def largest_first(sizes: list[int], num_servers: int) -> int:
 
 @clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(assign)])
 def balanced_by_bytes(runs: Runs) -> str | None:
-    """V: no tensor can move and make the largest load smaller, or it is small."""
+    """No tensor can move and make the largest load smaller, or it is small."""
     for call, sizes, num_servers, of_ranks in _assigned(runs):
         servers = of_ranks[0]
         if isinstance(servers, str) or len(servers) != len(sizes):

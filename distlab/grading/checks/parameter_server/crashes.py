@@ -94,7 +94,7 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 @clause(TASK, "C3", worlds=(1,), plays=(RANKS,), runs=[on_ranks(one_crash)])
 def there_after_a_crash(runs: Runs) -> str | None:
-    """V: at every crash, what the next server has; and again after retries."""
+    """At every crash, what the next server has; and again after retries."""
     wrong = worked_out(runs, one_crash).values[0]
     if wrong is None:
         return None
@@ -132,7 +132,7 @@ def _facts(wrong: dict[str, Any]) -> str:
     runs=[on_ranks(two_crashes), CRASHES],
 )
 def there_after_two_crashes(runs: Runs) -> str | None:
-    """V: the same for pairs of crashes, and under scripts that kill the server."""
+    """The same for pairs of crashes, and under scripts that kill the server."""
     wrong = worked_out(runs, two_crashes).values[0]
     if wrong is not None:
         slug, rule = "", ""

@@ -177,7 +177,7 @@ CRASHES = on_ranks(under_scripts, crashes=True)
     runs=[on_ranks(repeat), MESSAGES],
 )
 def each_push_once(runs: Runs) -> str | None:
-    """V: each push counts once, however often it arrives; each time the reply is ok."""
+    """Each push counts once, however often it arrives; each time the reply is ok."""
     history = worked_out(runs, repeat).values[0]
     arrived = Counter[Pushed]()
     for place, row in enumerate(rows_of(history)):
@@ -326,7 +326,7 @@ def files_of(point: CrashPoint) -> list[list[Any]]:
     runs=[on_ranks(log_after_crash)],
 )
 def in_the_log_first(runs: Runs) -> str | None:
-    """V: at every crash, the log has the pushes that were acknowledged until then."""
+    """At every crash, the log has the pushes that were acknowledged until then."""
     wrong = worked_out(runs, log_after_crash).values[0]
     if wrong is None:
         return "at every crash, with all that can be left of what was not synced"

@@ -147,14 +147,14 @@ DEADLY = on_ranks(under_scripts, deadly=True)
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def applied_at_once(runs: Runs) -> str | None:
-    """V: the weights after each message, at once."""
+    """The weights after each message, at once."""
     expect(runs, PLAYED, "C1", faults)
     return None
 
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED, HARMLESS])
 def bounded_by_the_slowest(runs: Runs) -> str | None:
-    """V: every reply, or "not yet", as it was due, by hand and under scripts."""
+    """Every reply, or "not yet", as it was due, by hand and under scripts."""
     expect(runs, PLAYED, "C2", faults)
     played = _expect_under_scripts(runs, HARMLESS, "C2")
     return f"the same under {played} scripts of slow, frozen and late workers"
@@ -166,7 +166,7 @@ def _by_hand_or_on_processes(world_size: int) -> list[RunSpec]:
 
 @clause(TASK, "C3", worlds=(1, 3), plays=SIZES, runs=_by_hand_or_on_processes)
 def others_go_on(runs: Runs) -> str | None:
-    """V: once a worker is gone, replies as if it had never been; under scripts too.
+    """Once a worker is gone, replies as if it had never been; under scripts too.
 
     Then a run on processes.
     """

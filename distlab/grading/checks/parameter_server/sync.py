@@ -100,7 +100,7 @@ class InStep(Model):
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def one_step_of_all(runs: Runs) -> str | None:
-    """V: the weights after each message, in the order in which they arrive."""
+    """The weights after each message, in the order in which they arrive."""
     expect(runs, PLAYED, "C3", faults)
     return "the same weights, up to rounding, in whichever order the workers push"
 
@@ -111,7 +111,7 @@ def _orders_or_processes(world_size: int) -> list[RunSpec]:
 
 @clause(TASK, "C4", worlds=(1, 3), plays=SIZES, runs=_orders_or_processes)
 def answered_after_the_step(runs: Runs) -> str | None:
-    """V: every reply, or "not yet", as it was due; then the same on processes."""
+    """Every reply, or "not yet", as it was due; then the same on processes."""
     n = runs.world_size
     if n == 1:
         expect(runs, PLAYED, "C4", faults)

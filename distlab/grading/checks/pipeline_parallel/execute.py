@@ -36,7 +36,7 @@ def run_schedules(
     "pipeline_parallel.execute", "C1", worlds=WORLDS, runs=[on_ranks(run_schedules)]
 )
 def gradients_of_the_mean_loss(runs: Runs) -> str | None:
-    """V: every stage's gradients, for any schedule."""
+    """Every stage's gradients, for any schedule."""
     run = finished(runs, run_schedules, all_cases)
     cases, worst = all_cases(runs.world_size), 0.0
     for number, case in enumerate(cases):
@@ -56,7 +56,7 @@ def gradients_of_the_mean_loss(runs: Runs) -> str | None:
     later=[on_ranks(run_schedules, look=True)],
 )
 def loss_on_every_rank(runs: Runs) -> str | None:
-    """V: the mean loss over all samples, on every rank; M: its sum holds no graph."""
+    """The mean loss over all samples, on every rank; M: its sum holds no graph."""
     run = finished(runs, run_schedules, all_cases)
     n, seed = runs.world_size, runs.seed
     for number, case in enumerate(all_cases(n)):

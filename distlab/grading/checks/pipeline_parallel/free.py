@@ -155,7 +155,7 @@ _MEANS = {
     later=races(STAGES, MICROBATCHES),
 )
 def no_needless_waiting(runs: Runs) -> str | None:
-    """T: on simulated ranks GPipe and 1F1B take no longer than their formula says.
+    """On simulated ranks GPipe and 1F1B take no longer than their formula says.
 
     Less is for who sends the gradient of the input before that of the weight is there.
     """
@@ -215,7 +215,7 @@ def _expect_no_more_runs(runs: list[int], late: str) -> None:
     later=[on_ranks(run_schedules, look=True)],
 )
 def nothing_is_kept(runs: Runs) -> str | None:
-    """M: no more graphs alive than the schedule has microbatches in flight.
+    """No more graphs alive than the schedule has microbatches in flight.
 
     One more is forgiven if backward() has emptied it: a variable may have its name,
     until it is needed for the next one. The note of C1 tells of it.

@@ -94,7 +94,7 @@ def _slow(
     runs=[on_ranks(make_schedules, name="gpipe")],
 )
 def gpipe_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
+    """The closed form, exactly."""
     return _judge_time(runs, "gpipe")
 
 
@@ -105,7 +105,7 @@ def gpipe_takes_its_time(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="one_f_one_b")],
 )
 def one_f_one_b_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
+    """The closed form, exactly."""
     return _judge_time(runs, "one_f_one_b")
 
 
@@ -116,5 +116,5 @@ def one_f_one_b_takes_its_time(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="interleaved")],
 )
 def interleaved_takes_its_time(runs: Runs) -> str | None:
-    """T: the closed form, exactly."""
+    """The closed form, exactly."""
     return _judge_time(runs, "interleaved")

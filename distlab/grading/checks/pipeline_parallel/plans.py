@@ -191,7 +191,7 @@ def complete_plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
     runs=[on_ranks(make_schedules, name="gpipe")],
 )
 def gpipe_is_complete(runs: Runs) -> str | None:
-    """V: each entry once, forward before backward."""
+    """Each entry once, forward before backward."""
     _judge_complete(runs, "gpipe")
     return None
 
@@ -203,7 +203,7 @@ def gpipe_is_complete(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="one_f_one_b")],
 )
 def one_f_one_b_is_complete(runs: Runs) -> str | None:
-    """V: each entry once, forward before backward."""
+    """Each entry once, forward before backward."""
     _judge_complete(runs, "one_f_one_b")
     return None
 
@@ -215,7 +215,7 @@ def one_f_one_b_is_complete(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="interleaved")],
 )
 def interleaved_is_complete(runs: Runs) -> str | None:
-    """V: the same through every chunk; m that n does not divide is refused."""
+    """The same through every chunk; m that n does not divide is refused."""
     _judge_complete(runs, "interleaved")
     told = _worked_out(runs, "interleaved")["refused"]
     for (n, m, v), what in zip(ODD, told, strict=True):
@@ -238,7 +238,7 @@ def interleaved_is_complete(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="gpipe")],
 )
 def forwards_come_first(runs: Runs) -> str | None:
-    """O: no forward after a backward."""
+    """No forward after a backward."""
     for plan in complete_plans(runs, "gpipe"):
         for rank, schedule in enumerate(plan.schedules):
             if lead(schedule) < plan.m:
@@ -289,7 +289,7 @@ def _judge_peaks(runs: Runs, name: str) -> str:
     runs=[on_ranks(make_schedules, name="one_f_one_b")],
 )
 def one_f_one_b_keeps_few(runs: Runs) -> str | None:
-    """M: stage r keeps n - r."""
+    """Stage r keeps n - r."""
     return _judge_peaks(runs, "one_f_one_b")
 
 
@@ -300,5 +300,5 @@ def one_f_one_b_keeps_few(runs: Runs) -> str | None:
     runs=[on_ranks(make_schedules, name="interleaved")],
 )
 def interleaved_keeps_few(runs: Runs) -> str | None:
-    """M: a bound that does not grow with m."""
+    """A bound that does not grow with m."""
     return _judge_peaks(runs, "interleaved")

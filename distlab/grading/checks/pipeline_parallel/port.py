@@ -160,7 +160,7 @@ def one_process(seed: int, n: int) -> tuple[list[Tensor], Tensor]:
 
 @clause("pipeline_parallel.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_pipeline)])
 def gradients_of_one_process(runs: Runs) -> str | None:
-    """V: the .grad of every stage."""
+    """The .grad of every stage."""
     run, n = finished(runs, ported_pipeline), runs.world_size
     right, m = one_process(runs.seed, n)[0], num_microbatches(n)
     known = [
@@ -205,7 +205,7 @@ def gradients_of_one_process(runs: Runs) -> str | None:
 
 @clause("pipeline_parallel.port", "C2", worlds=WORLDS, runs=[on_ranks(ported_pipeline)])
 def loss_everywhere(runs: Runs) -> str | None:
-    """V: what each rank returned."""
+    """What each rank returned."""
     run = finished(runs, ported_pipeline)
     loss = one_process(runs.seed, runs.world_size)[1]
     expect_loss([value["loss"] for value in run.values], loss)
@@ -226,7 +226,7 @@ def _number(loss: float | None) -> float:
     "pipeline_parallel.port", "C3", worlds=(3, 2, 4), runs=[on_ranks(ported_pipeline)]
 )
 def few_in_flight(runs: Runs) -> str | None:
-    """J: the order of forwards and backwards on each rank."""
+    """The order of forwards and backwards on each rank."""
     run, n = finished(runs, ported_pipeline), runs.world_size
     m = num_microbatches(n)
     orders = [value["events"] for value in run.values]

@@ -99,7 +99,7 @@ def run_any_order(
     runs=[on_ranks(run_steps)],
 )
 def there_and_back(runs: Runs) -> str | None:
-    """V: each stage's gradients, one microbatch after the other."""
+    """Each stage's gradients, one microbatch after the other."""
     run = finished(runs, run_steps, plain_cases)
     cases, worst = plain_cases(runs.world_size), 0.0
     for number, case in enumerate(cases):
@@ -142,7 +142,7 @@ def _expect_all_digits(run: Run, cases: list[ScheduleCase]) -> None:
     runs=[on_ranks(run_any_order)],
 )
 def any_order(runs: Runs) -> str | None:
-    """V: several microbatches in flight; a stage runs once for each."""
+    """Several microbatches in flight; a stage runs once for each."""
     run = finished(runs, run_any_order, all_cases)
     cases = all_cases(runs.world_size)
     for number, case in enumerate(cases):

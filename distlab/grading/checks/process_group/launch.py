@@ -87,28 +87,28 @@ def _expect(runs: Runs, clause_id: str) -> None:
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def all_start_and_all_end(runs: Runs) -> str | None:
-    """V: each rank once in generation 1; exit code 0 when the last has ended."""
+    """Each rank once in generation 1; exit code 0 when the last has ended."""
     _expect(runs, "C1")
     return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that end"
 
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def a_failure_stops_the_others(runs: Runs) -> str | None:
-    """V: SIGTERM to those alive, once; SIGKILL after grace_s to those alive then."""
+    """SIGTERM to those alive, once; SIGKILL after grace_s to those alive then."""
     _expect(runs, "C2")
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def restarts_have_a_budget(runs: Runs) -> str | None:
-    """V: all ranks again, in the next generation, as often as the window allows."""
+    """All ranks again, in the next generation, as often as the window allows."""
     _expect(runs, "C3")
     return None
 
 
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def the_exit_code_is_true(runs: Runs) -> str | None:
-    """V: the first failure's, or the interruption's; nothing starts after that one."""
+    """The first failure's, or the interruption's; nothing starts after that one."""
     with judged_after(a_failure_stops_the_others, runs, "C2", "code-of-the-last"):
         _expect(runs, "C4")
     return None

@@ -78,28 +78,28 @@ PLAYED = on_ranks(play_scripts)
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def the_store_replies(runs: Runs) -> str | None:
-    """V: set, get, add and compare_set, beside the contract."""
+    """Set, get, add and compare_set, beside the contract."""
     expect(runs, PLAYED, "C1", faults)
     return f"{len(BY_HAND) + NUM_RANDOM} scripts of messages"
 
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def what_is_not_there_is_waited_for(runs: Runs) -> str | None:
-    """V: get and wait are answered after the message that brings the last value."""
+    """Get and wait are answered after the message that brings the last value."""
     expect(runs, PLAYED, "C2", faults)
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def names_become_ranks(runs: Runs) -> str | None:
-    """V: 0 … n - 1, each once, when all n are there; asked again, the same."""
+    """0 … n - 1, each once, when all n are there; asked again, the same."""
     expect(runs, PLAYED, "C3", faults)
     return None
 
 
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def generations_are_apart(runs: Runs) -> str | None:
-    """V: an older one is refused and changes nothing; a newer one begins empty."""
+    """An older one is refused and changes nothing; a newer one begins empty."""
     own = "stale-generation"
     with (
         judged_after(the_store_replies, runs, "C1", own),

@@ -262,7 +262,7 @@ def _mistake(known: Sequence[ReportsCase], told: Sequence[Ranks]) -> Mistake | N
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(find_usual)])
 def the_usual_step(runs: Runs) -> str | None:
-    """V: the median and the jitter of all durations; numbers may be missing."""
+    """The median and the jitter of all durations; numbers may be missing."""
     found = worked_out(runs, find_usual).values[0]
     wrong: list[tuple[ReportsCase, float]] = []
     for case, told in zip(cases(runs.seed), found, strict=True):
@@ -284,14 +284,14 @@ def the_usual_step(runs: Runs) -> str | None:
 
 @clause(TASK, "C2", worlds=(1,), runs=[on_ranks(find_conditions)])
 def those_that_ended(runs: Runs) -> str | None:
-    """V: has_ended decides; such a rank is in no other list."""
+    """has_ended decides; such a rank is in no other list."""
     _expect(runs, "C2")
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
 def who_is_at_fault(runs: Runs) -> str | None:
-    """V: not who waits, not who saves, not by heartbeat, not by seconds."""
+    """Not who waits, not who saves, not by heartbeat, not by seconds."""
     with judged_after(the_usual_step, runs, "C1"):
         _expect(runs, "C3")
     return None
@@ -299,7 +299,7 @@ def who_is_at_fault(runs: Runs) -> str | None:
 
 @clause(TASK, "C4", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
 def merely_late(runs: Runs) -> str | None:
-    """V: later than twice the usual step and within the limit; never a first step."""
+    """Later than twice the usual step and within the limit; never a first step."""
     with (
         judged_after(the_usual_step, runs, "C1"),
         judged_after(who_is_at_fault, runs, "C3", "first-step"),

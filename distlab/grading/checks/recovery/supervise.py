@@ -325,34 +325,34 @@ def _expect(runs: Runs, clause_id: str) -> None:
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def they_start_and_are_done(runs: Runs) -> str | None:
-    """V: n + k processes, one group, and an end with 0."""
+    """There are n + k processes, one group, and an end with 0."""
     _expect(runs, "C1")
     return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that fail"
 
 
 @clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def a_standby_takes_the_rank(runs: Runs) -> str | None:
-    """V: survivors keep their ranks; deaths of several, of standbys, while forming."""
+    """Survivors keep their ranks; deaths of several, of standbys, while forming."""
     _expect(runs, "C2")
     return None
 
 
 @clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def late_events_change_nothing(runs: Runs) -> str | None:
-    """V: SIGKILL to a frozen process; events of older generations, twice, too late."""
+    """SIGKILL to a frozen process; events of older generations, twice, too late."""
     _expect(runs, "C3")
     return None
 
 
 @clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def restarts_have_a_limit(runs: Runs) -> str | None:
-    """V: the window counts, for members and standbys; enough processes, or an end."""
+    """The window counts, for members and standbys; enough processes, or an end."""
     _expect(runs, "C4")
     return None
 
 
 @clause(TASK, "C5", worlds=(1,), plays=SIZES, runs=[PLAYED])
 def it_gives_up_with_the_cause(runs: Runs) -> str | None:
-    """V: a step that fails again and again; SIGTERM, grace_s, SIGKILL, the code."""
+    """A step that fails again and again; SIGTERM, grace_s, SIGKILL, the code."""
     _expect(runs, "C5")
     return None

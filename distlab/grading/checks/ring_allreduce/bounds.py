@@ -71,7 +71,7 @@ def _cuts(runs: Runs) -> Iterator[tuple[str, int, int, Any]]:
 
 @clause("ring_allreduce.chunk_bounds", "C1", worlds=(1,), runs=[on_ranks(cut_lengths)])
 def nothing_lost_nothing_twice(runs: Runs) -> str | None:
-    """V: n chunks, each begins where the one before ends, from 0 to length."""
+    """There are n chunks: each begins where the one before ends, from 0 to length."""
     for call, length, n, bounds in _cuts(runs):
         if isinstance(bounds, str):
             raise NotYetError(f"{call} {bounds}", rule=RULE, fatal=True)
@@ -110,7 +110,7 @@ def _drawn(bounds: Bounds, *, at_end: bool = False) -> tuple[Evidence, ...]:
 
 @clause("ring_allreduce.chunk_bounds", "C2", worlds=(1,), runs=[on_ranks(cut_lengths)])
 def nearly_equal(runs: Runs) -> str | None:
-    """V: the longest chunk has at most one element more than the shortest."""
+    """The longest chunk has at most one element more than the shortest."""
     for call, length, n, bounds in _cuts(runs):
         if isinstance(bounds, str) or _flaw(length, n, bounds)[0]:
             raise NotJudgedError("some elements are in no chunk or in two: see C1")

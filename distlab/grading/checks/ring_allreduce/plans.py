@@ -135,7 +135,7 @@ def _around(rank: int, plan: list[Entry], index: int) -> tuple[Evidence, ...]:
 
 @clause("ring_allreduce.segment_plan", "C1", worlds=(1,), runs=[on_ranks(make_plans)])
 def plans_add_up(runs: Runs) -> str | None:
-    """V: every rank's values exactly once, in each segment of each rank."""
+    """Every rank's values exactly once, in each segment of each rank."""
     for setting in _settings(runs):
         played = Played(setting.plans, setting.total)
         _expect_order(setting, played)
@@ -224,7 +224,7 @@ def _words(segments: list[tuple[int, ...]]) -> str:
 
 @clause("ring_allreduce.segment_plan", "C2", worlds=(1,), runs=[on_ranks(make_plans)])
 def buffers_in_flight_are_left_alone(runs: Runs) -> str | None:
-    """O: between isend or irecv and its wait nothing else uses that buffer."""
+    """Between isend or irecv and its wait nothing else uses that buffer."""
     for setting in _settings(runs):
         misuse = setting.misuse()
         if misuse:
@@ -240,7 +240,7 @@ def buffers_in_flight_are_left_alone(runs: Runs) -> str | None:
 
 @clause("ring_allreduce.segment_plan", "C3", worlds=(1,), runs=[on_ranks(make_plans)])
 def plans_send_little(runs: Runs) -> str | None:
-    """B: 2(n - 1) chunks of segments, no more."""
+    """2(n - 1) chunks of segments, no more."""
     for setting in _settings(runs):
         enough = 2 * (setting.n - 1) * setting.num_segments
         for rank, plan in enumerate(setting.plans):
@@ -258,7 +258,7 @@ def plans_send_little(runs: Runs) -> str | None:
 
 @clause("ring_allreduce.segment_plan", "C4", worlds=(1,), runs=[on_ranks(make_plans)])
 def additions_overlap(runs: Runs) -> str | None:
-    """T: by the clock, not much longer than the messages alone."""
+    """By the clock, not much longer than the messages alone."""
     settings = {(s.n, s.num_segments): s for s in _settings(runs)}
     setting = settings[ALL_IN_ONE]
     played = Played(setting.plans, setting.total, WIRE_S, ADD_S)

@@ -60,7 +60,7 @@ def _scatters(world_size: int) -> list[RunSpec]:
 
 @clause("ring_allreduce.reduce_scatter", "C1", worlds=(*WORLDS, 7), runs=_scatters)
 def own_chunk_is_the_sum(runs: Runs) -> str | None:
-    """V: each rank's chunk, the one it says, is the sum; no two say the same."""
+    """Each rank's chunk, the one it says, is the sum; no two say the same."""
     for spec in _scatters(runs.world_size):
         run = runs.finished(spec)
         expect_own_memory(run, run.values, "reduce_scatter")
@@ -85,7 +85,7 @@ SCATTER_ON_MANY = in_rounds(scatter_once, MANY, 8, length=MANY)
     later=[SCATTER_ON_MANY],
 )
 def scatter_is_a_ring(runs: Runs) -> str | None:
-    """B, J and T: n - 1 messages of a chunk, to one neighbor, n - 1 steps."""
+    """Each rank sends n - 1 chunks, in n - 1 steps, to one neighbor."""
     n = runs.world_size
     run = runs.finished(scatter_once)
     expect_ring(run, LENGTH, halves=1)

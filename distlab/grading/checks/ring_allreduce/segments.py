@@ -75,7 +75,7 @@ def _sums(world_size: int) -> list[RunSpec]:
 
 @clause("ring_allreduce.segments", "C1", worlds=WORLDS, runs=_sums)
 def sum_everywhere(runs: Runs) -> str | None:
-    """V and X: as all_reduce, with several segments and with one."""
+    """As all_reduce, with several segments and with one."""
     for spec in _sums(runs.world_size):
         run = runs.finished(spec)
         digits = runs.ended(pipelined_once, kind="digits")
@@ -106,7 +106,7 @@ def _sins(run: Run) -> list[tuple[int, str, int]]:
     "ring_allreduce.segments", "C2", worlds=(3, 2, 4), runs=[on_ranks(watched_once)]
 )
 def left_alone(runs: Runs) -> str | None:
-    """O: between isend or irecv and its wait, the tensor is not touched."""
+    """Between isend or irecv and its wait, the tensor is not touched."""
     run = runs.finished(watched_once)
     found = _sins(run)
     lines = tuple(
@@ -129,7 +129,7 @@ def left_alone(runs: Runs) -> str | None:
     "ring_allreduce.segments", "C3", worlds=(3, 2, 4), runs=[on_ranks(pipelined_once)]
 )
 def no_more_bytes(runs: Runs) -> str | None:
-    """B and J: the bytes of the ring, none of it longer than a segment."""
+    """The bytes of the ring, none of it longer than a segment."""
     run = runs.finished(pipelined_once)
     expect_few_bytes(run, LENGTH, 8, halves=2)
     expect_one_neighbor(run)
@@ -164,7 +164,7 @@ WITH_ADDITIONS = in_virtual_time(
     later=[WITH_ADDITIONS],
 )
 def additions_hide(runs: Runs) -> str | None:
-    """T: with additions that take time, not much longer than the messages alone."""
+    """With additions that take time, not much longer than the messages alone."""
     runs.finished(pipelined_once)  # a hang shows there, and is named
     told = runs.simulated(WITH_ADDITIONS)
     sums = [value["after"] for value in told["values"]]

@@ -20,7 +20,7 @@ def bytes_enough(length: int, n: int, itemsize: int, halves: int) -> int:
 
 
 def expect_few_bytes(run: Run, length: int, itemsize: int, halves: int) -> None:
-    """B: no rank sends more than all chunks but one, in each half of the ring.
+    """No rank sends more than all chunks but one, in each half of the ring.
 
     Raises:
         NotYetError: one does.
@@ -42,7 +42,7 @@ def expect_few_bytes(run: Run, length: int, itemsize: int, halves: int) -> None:
 
 
 def expect_few_messages(run: Run, halves: int) -> None:
-    """J: n - 1 messages in each half.
+    """Expect n - 1 messages in each half.
 
     Raises:
         NotYetError: a rank sends more.
@@ -60,7 +60,7 @@ def expect_few_messages(run: Run, halves: int) -> None:
 
 
 def expect_one_neighbor(run: Run) -> None:
-    """J: a rank sends to one other rank only.
+    """A rank sends to one other rank only.
 
     Raises:
         NotYetError: it sends to more of them.
@@ -78,7 +78,7 @@ def expect_one_neighbor(run: Run) -> None:
 
 
 def expect_ring(run: Run, length: int, halves: int) -> None:
-    """B and J: of float64, `length` of them.
+    """Of float64, `length` of them.
 
     Raises:
         NotYetError: it is not what a ring sends.
@@ -102,7 +102,7 @@ def _sends(record: RankRecord) -> list[Any]:
 
 
 def expect_few_steps(runs: Runs, on_many: RunSpec, halves: int) -> None:
-    """T: on more ranks than there are processors, in virtual time.
+    """On more ranks than there are processors, in virtual time.
 
     `on_many` is `in_rounds`, with a tensor of 8 bytes for each of MANY ranks.
 

@@ -121,7 +121,7 @@ def _sums(world_size: int) -> list[RunSpec]:
 
 @clause("ring_allreduce.all_reduce", "C1", worlds=WORLDS, runs=_sums)
 def sum_everywhere(runs: Runs) -> str | None:
-    """V and X: the sum in the caller's tensor, the same bits on all ranks."""
+    """The sum in the caller's tensor, the same bits on all ranks."""
     for spec in _sums(runs.world_size):
         run = runs.finished(spec)
         digits = runs.ended(ring_once, kind="digits")
@@ -163,7 +163,7 @@ def _means(world_size: int) -> list[RunSpec]:
 
 @clause("ring_allreduce.all_reduce", "C2", worlds=(3, 2, 4, 1), runs=_means)
 def mean_on_request(runs: Runs) -> str | None:
-    """V and J: the sum divided by n; a mean of integers is refused, nothing sent."""
+    """The sum divided by n; a mean of integers is refused, nothing sent."""
     for spec in _means(runs.world_size):
         if dict(spec.values)["kind"] in ("digits", "short", "byte"):
             _expect_refusal(runs.finished(spec))
@@ -223,7 +223,7 @@ RING_ON_MANY = in_rounds(ring_once, MANY, 8, length=MANY)
     later=[RING_ON_MANY],
 )
 def all_reduce_is_a_ring(runs: Runs) -> str | None:
-    """B, J and T: 2(n - 1) messages of a chunk, to one neighbor, 2(n - 1) steps."""
+    """2(n - 1) messages of a chunk, to one neighbor, 2(n - 1) steps."""
     run = runs.finished(ring_once)
     expect_ring(run, LENGTH, halves=2)
     if runs.world_size == 4:

@@ -33,7 +33,7 @@ def _timed() -> tuple[float, list[RunSpec]]:
     later=lambda _: _timed()[1],
 )
 def fetched_ahead(runs: Runs) -> str | None:
-    """T: with prefetch, only the first layer of each direction is waited for."""
+    """With prefetch, only the first layer of each direction is waited for."""
     sizes = [8 * (RANKS - 1) * size for size in layers.layer_elements(RANKS)]
     speed, specs = _timed()
     told = [max_of(runs.simulated(spec)) for spec in specs]

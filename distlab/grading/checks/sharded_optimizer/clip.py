@@ -39,7 +39,7 @@ def full_gradient(seed: int, number: int) -> dict[str, Tensor]:
 
 @clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)])
 def one_norm_for_all(runs: Runs) -> str | None:
-    """V and X: the norm that clip returns, on every rank."""
+    """The norm that clip returns, on every rank."""
     run, n = runs.finished(shards.clip_gradients), runs.world_size
     owners = owner_of_each(runs.seed, n)
     for number, max_norm in enumerate(shards.MAX_NORMS):
@@ -115,7 +115,7 @@ def _suspects(norm: Tensor, parts: list[Tensor], max_norm: float) -> list[Suspec
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)])
 def scaled_to_max_norm(runs: Runs) -> str | None:
-    """V: the shards' gradients after clip."""
+    """The shards' gradients after clip."""
     with judged_after(one_norm_for_all, runs, "C1"):
         _expect_scaled(runs)
     return None

@@ -115,7 +115,7 @@ def step_of_stage3(context: RankContext, unit: ModuleType) -> dict[str, Any]:
 
 
 def expect_weights(run: Run, rows: int = ROWS) -> None:
-    """V: the weights are minus the mean gradient, exactly; its last `rows`.
+    """The weights are minus the mean gradient, exactly; its last `rows`.
 
     Raises:
         NotYetError: they are not.
@@ -142,7 +142,7 @@ def expect_weights(run: Run, rows: int = ROWS) -> None:
 
 
 def expect_bytes(run: Run, sent: list[float], what: str, times: int = 1) -> None:
-    """B: at most what a collective sends that takes each element once; or `times`.
+    """At most what a collective sends that takes each element once; or `times`.
 
     Raises:
         NotYetError: it is more.

@@ -1,4 +1,4 @@
-"""M, at moments within a step: what one call of the learner's leaves, or holds at most.
+"""Memory within a step: what one call of the learner's leaves, or holds at most.
 
 After a step all may be well again; how much a rank needs is decided in between.
 """

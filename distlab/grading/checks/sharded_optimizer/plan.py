@@ -109,7 +109,7 @@ def _plans(runs: Runs) -> Iterator[tuple[str, list[int], int, Shards | str]]:
 
 @clause("sharded_optimizer.plan", "C1", worlds=(1,), runs=[on_ranks(make_plans)])
 def each_element_once(runs: Runs) -> str | None:
-    """V: n lists; each element of each parameter is in one piece, and in one only."""
+    """Among n lists, each element of each parameter is in one piece only."""
     for call, sizes, n, shards in _plans(runs):
         if isinstance(shards, str):
             raise NotYetError(f"{call} {shards}", rule=RULE, fatal=True)
@@ -191,7 +191,7 @@ def _drawn(shards: Shards) -> tuple[Evidence, ...]:
 
 @clause("sharded_optimizer.plan", "C2", worlds=(1,), runs=[on_ranks(make_plans)])
 def chunk_by_chunk(runs: Runs) -> str | None:
-    """V: rank r has the pieces of chunk r, in order, and no empty ones."""
+    """Rank r has the pieces of chunk r, in order, and no empty ones."""
     for call, sizes, n, shards in _plans(runs):
         if isinstance(shards, str) or len(shards) != n or _flaw(sizes, shards)[0]:
             raise NotJudgedError("elements are missing or repeated: see C1")
@@ -242,7 +242,7 @@ def right_bytes(size: int, n: int, stage: int, per_element: tuple[int, ...]) -> 
 
 @clause("sharded_optimizer.plan", "C3", worlds=(1,), runs=[on_ranks(count_bytes)])
 def bytes_of_a_rank(runs: Runs) -> str | None:
-    """V: whole or shard, for each of the three, at each stage."""
+    """Whole or shard, for each of the three, at each stage."""
     found = worked_out(runs, count_bytes).values[0]
     values = iter(found)
     for size, n in SIZES:

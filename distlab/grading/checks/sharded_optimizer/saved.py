@@ -106,7 +106,7 @@ def _with_adam(world_size: int) -> list[RunSpec]:
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_with_adam)
 def saved_by_name(runs: Runs) -> str | None:
-    """V: the moments of each range, under its name; each element on one rank."""
+    """The moments of each range, under its name; each element on one rank."""
     run, adams = runs.finished(shards.save_state), runs.finished(keep_adams)
     one = _after_steps(runs.seed)
     _expect_ranges(
@@ -206,7 +206,7 @@ def _expect_complete(
 
 @clause(TASK, "C2", worlds=WORLDS, runs=_with_adam)
 def continued_elsewhere(runs: Runs) -> str | None:
-    """V and R: all that SGD and Adam keep; and a step at another number of ranks."""
+    """All that SGD and Adam keep; and a step at another number of ranks."""
     with judged_after(saved_by_name, runs, "C1"):
         return _continued(runs)
 

@@ -31,7 +31,7 @@ TASK = "sharded_optimizer.stage1"
 
 @clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(scenarios.train_stage1)])
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V and X: the weights after each step."""
+    """The weights after each step."""
     run, n = runs.finished(scenarios.train_stage1), runs.world_size
     one = One(runs.seed)
     for step in range(scenarios.STEPS):
@@ -90,7 +90,7 @@ def _expect_settings(run: Run, one: One) -> None:
 
 @clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(scenarios.train_stage1)])
 def a_shard_of_the_state(runs: Runs) -> str | None:
-    """M: after a step, everything that is alive: the weights, and a shard of state."""
+    """After a step, everything that is alive: the weights, and a shard of state."""
     run, n = runs.finished(scenarios.train_stage1), runs.world_size
     whole, shard = scenarios.elements(n)
     allowed = scenarios.after_step(n)
@@ -144,7 +144,7 @@ SCATTER += "what an all_reduce sends"
 
 @clause(TASK, "C3", worlds=(3, 2, 4), runs=[on_ranks(scenarios.train_stage1)])
 def no_more_than_data_parallel(runs: Runs) -> str | None:
-    """B: what a step sends, beside an all_reduce of the gradients."""
+    """What a step sends, beside an all_reduce of the gradients."""
     run, n = runs.finished(scenarios.train_stage1), runs.world_size
     whole, _ = scenarios.elements(n)
     unit = 8 * whole * (n - 1) / n

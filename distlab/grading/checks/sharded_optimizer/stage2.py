@@ -48,7 +48,7 @@ def added(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @clause(TASK, "C1", worlds=WORLDS, runs=[on_ranks(scenarios.train_stage2)])
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V: after each step; the second adds up the gradients of two backward()."""
+    """After each step; the second adds up the gradients of two backward()."""
     run, n = runs.finished(scenarios.train_stage2), runs.world_size
     one = One(runs.seed)
     for step in range(len(PARTS)):
@@ -104,7 +104,7 @@ def _suspects(
 
 @clause(TASK, "C2", worlds=(3, 2, 4), runs=[on_ranks(scenarios.train_stage2)])
 def half_of_an_all_reduce(runs: Runs) -> str | None:
-    """B: what was sent until the gradients are reduced, per backward()."""
+    """What was sent until the gradients are reduced, per backward()."""
     run, n = runs.finished(scenarios.train_stage2), runs.world_size
     whole, _ = scenarios.elements(n)
     scatter = 8 * whole * (n - 1) / n
@@ -138,7 +138,7 @@ def half_of_an_all_reduce(runs: Runs) -> str | None:
 
 @clause(TASK, "C3", worlds=(3, 2, 4), runs=[on_ranks(scenarios.train_stage2)])
 def gradients_of_the_shards(runs: Runs) -> str | None:
-    """M: all that is alive after backward(): the weights, and shards of the rest."""
+    """All that is alive after backward(): the weights, and shards of the rest."""
     run, n = runs.finished(scenarios.train_stage2), runs.world_size
     whole, shard = scenarios.elements(n)
     for step in (1, 0):  # in the second there is state, and a gradient to add to

@@ -42,7 +42,7 @@ def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
 
 @clause(FORWARD, "C1", worlds=WORLDS, runs=[on_ranks(layers.only_forward)])
 def outputs_of_the_whole_model(runs: Runs) -> str | None:
-    """V: two forwards; in between, every rank has changed its shards."""
+    """Two forwards; in between, every rank has changed its shards."""
     run = finished_run(runs, layers.only_forward)
     model = layers.make_layers(runs.seed)
     inputs = [layers.make_inputs(runs.seed, 0, r) for r in range(run.world_size)]
@@ -78,7 +78,7 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
 
 @clause(FORWARD, "C2", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
 def one_layer_at_a_time(runs: Runs) -> str | None:
-    """M: all that is alive: when all is set up, in each layer, and afterwards."""
+    """All that is alive: when all is set up, in each layer, and afterwards."""
     run, n = finished_run(runs, layers.only_forward), runs.world_size
     sizes = layers.layer_elements(n)
     shards = layers.shard_bytes(n)
@@ -119,7 +119,7 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
 
 @clause(FORWARD, "C3", worlds=SEVERAL, runs=[on_ranks(layers.only_forward)])
 def gathered_once(runs: Runs) -> str | None:
-    """B: a forward sends every shard to the others once."""
+    """A forward sends every shard to the others once."""
     run, n = finished_run(runs, layers.only_forward), runs.world_size
     right = 8.0 * (n - 1) * sum(layers.layer_elements(n))
     _expect_sent(run, [value["sent"] for value in run.values], right, "a forward")
@@ -162,7 +162,7 @@ def _with_prefetch(world_size: int) -> list[RunSpec]:
 
 @clause(BACKWARD, "C1", worlds=WORLDS, runs=_with_prefetch)
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V: the shards of all ranks, put together after each step; also with prefetch."""
+    """The shards of all ranks, put together after each step; also with prefetch."""
     for values in _ways(runs.world_size):
         right, outputs = layers.one_process(runs.seed, runs.world_size, **values)
         run = finished_run(runs, layers.train_stage3, **values)
@@ -208,7 +208,7 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
 
 @clause(BACKWARD, "C2", worlds=SEVERAL, runs=_with_prefetch)
 def never_more_than_that(runs: Runs) -> str | None:
-    """M: whole weights at their most; and all that is alive after backward()."""
+    """Whole weights at their most; and all that is alive after backward()."""
     n = runs.world_size
     sizes = [8 * n * size for size in layers.layer_elements(n)]
     for values in _ways(n):
@@ -250,7 +250,7 @@ def _expect_only_shards(run: Run, n: int) -> None:
 
 @clause(BACKWARD, "C3", worlds=SEVERAL, runs=_with_prefetch)
 def three_times(runs: Runs) -> str | None:
-    """B: what a step sends: each layer twice, and its gradients once."""
+    """What a step sends: each layer twice, and its gradients once."""
     n = runs.world_size
     right = 3 * 8.0 * (n - 1) * sum(layers.layer_elements(n))
     for values in _ways(n):

@@ -135,7 +135,7 @@ def _refused(comm: CountedComm, unit: ModuleType, n: int) -> dict[str, Any]:
 
 @clause("tensor_parallel.block", "C1", worlds=WORLDS, runs=[on_ranks(blocks_once)])
 def as_in_one_process(runs: Runs) -> str | None:
-    """V: outputs and gradients at each of some steps, so the weights' gradients too."""
+    """Outputs and gradients at each of some steps, so the weights' gradients too."""
     run, n = runs.finished(blocks_once), runs.world_size
     expect_frozen(run, n)
     worst = 0.0
@@ -220,7 +220,7 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
 
 @clause("tensor_parallel.block", "C2", worlds=DIVIDED, runs=[on_ranks(blocks_once)])
 def a_share_of_the_weights(runs: Runs) -> str | None:
-    """M: how many numbers each rank's parameters are."""
+    """How many numbers each rank's parameters are."""
     run, n = runs.finished(blocks_once), runs.world_size
     block = make_block(runs.seed, n)
     total = held = 0
@@ -250,7 +250,7 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
 
 @clause("tensor_parallel.block", "C3", worlds=WORLDS, runs=[on_ranks(blocks_once)])
 def one_each_way(runs: Runs) -> str | None:
-    """J: one all_reduce forward, one backward; by the operators that were passed."""
+    """One all_reduce forward, one backward; by the operators that were passed."""
     run = runs.finished(blocks_once)
     expect_calls(
         run,
@@ -290,7 +290,7 @@ def _uses(run: Run) -> tuple[Evidence, ...]:
 
 @clause("tensor_parallel.block", "C4", worlds=DIVIDED, runs=[on_ranks(blocks_once)])
 def whole_heads_only(runs: Runs) -> str | None:
-    """V: n + 1 heads are refused, before anything was sent or replaced."""
+    """A block of n + 1 heads is refused, before anything was sent or replaced."""
     run, n = runs.finished(blocks_once), runs.world_size
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"

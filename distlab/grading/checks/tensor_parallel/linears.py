@@ -69,7 +69,7 @@ KINDS = (("", True), (" without bias", False))
 
 @clause("tensor_parallel.linears", "C1", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def by_columns(runs: Runs) -> str | None:
-    """V and M: rank r's outputs are chunk r; its parameters are no more than that."""
+    """Rank r's outputs are chunk r; its parameters are no more than that."""
     run, n = runs.finished(linears_once), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "column", bias)
@@ -186,7 +186,7 @@ def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
 
 @clause("tensor_parallel.linears", "C2", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def by_rows(runs: Runs) -> str | None:
-    """V and M: the whole outputs everywhere, the bias in them once."""
+    """The whole outputs everywhere, the bias in them once."""
     run, n = runs.finished(linears_once), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "row", bias)
@@ -237,7 +237,7 @@ def by_rows(runs: Runs) -> str | None:
 
 @clause("tensor_parallel.linears", "C3", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def gradients_of_one_process(runs: Runs) -> str | None:
-    """V: inputs, weights, biases, for both cuts."""
+    """Inputs, weights, biases, for both cuts."""
     run, n = runs.finished(linears_once), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "column", bias)
@@ -314,7 +314,7 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
 
 @clause("tensor_parallel.linears", "C4", worlds=DIVIDED, runs=[on_ranks(linears_once)])
 def what_does_not_fit_is_refused(runs: Runs) -> str | None:
-    """V: a ValueError for outputs, and for inputs, that n does not divide."""
+    """A ValueError for outputs, and for inputs, that n does not divide."""
     run, n = runs.finished(linears_once), runs.world_size
     for index, what in enumerate(
         ("ColumnParallelLinear with {} outputs", "RowParallelLinear with {} inputs")

@@ -137,7 +137,7 @@ def _as_pair(value: Any) -> list[int]:
 
 @clause("tensor_parallel.mesh", "C1", worlds=WORLDS, runs=[on_ranks(places_once)])
 def neighbors_share_a_model(runs: Runs) -> str | None:
-    """V: the coordinates of every rank, for every size that fits."""
+    """The coordinates of every rank, for every size that fits."""
     n = runs.world_size
     for size, places in runs.finished(places_once).values[0].items():
         expected = [[rank // size, rank % size] for rank in range(n)]
@@ -169,7 +169,7 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
 
 @clause("tensor_parallel.mesh", "C2", worlds=WORLDS, runs=[on_ranks(draft_meshes)])
 def each_rank_has_its_two_groups(runs: Runs) -> str | None:
-    """V: the members of both groups on each rank, for every size that fits."""
+    """The members of both groups on each rank, for every size that fits."""
     n = runs.world_size
     run = runs.finished(draft_meshes)
     for size in run.values[0]["meshes"]:
@@ -259,7 +259,7 @@ def _real(world_size: int) -> list[RunSpec]:
     runs=lambda n: [on_ranks(draft_meshes), *_real(n)],
 )
 def all_make_the_same_groups(runs: Runs) -> str | None:
-    """J: every rank asks for the same lists in the same order; then for real."""
+    """Every rank asks for the same lists in the same order; then for real."""
     n = runs.world_size
     run = runs.finished(draft_meshes)
     for size in run.values[0]["meshes"]:
@@ -364,7 +364,7 @@ def _numbers(meshes: list[dict[str, Any]], kind: int) -> tuple[Evidence, ...]:
 
 @clause("tensor_parallel.mesh", "C4", worlds=WORLDS, runs=[on_ranks(draft_meshes)])
 def what_does_not_fit_is_refused(runs: Runs) -> str | None:
-    """V: a ValueError, before any group was made."""
+    """A ValueError, before any group was made."""
     n = runs.world_size
     run = runs.finished(draft_meshes)
     for size in run.values[0]["refused"]:

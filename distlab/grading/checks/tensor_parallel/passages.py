@@ -147,7 +147,7 @@ def _each(run: Run, way: str, what: str) -> list[Tensor]:
     "tensor_parallel.copy_reduce", "C1", worlds=WORLDS, runs=[on_ranks(passages_once)]
 )
 def the_way_in(runs: Runs) -> str | None:
-    """V: forward x, backward the sum."""
+    """Forward x, backward the sum."""
     run = _played(runs, "C1")
     n, x = runs.world_size, _each(run, "enter", "given")
     expect_values(
@@ -233,7 +233,7 @@ def _expect_gradient(
     "tensor_parallel.copy_reduce", "C2", worlds=WORLDS, runs=[on_ranks(passages_once)]
 )
 def the_way_out(runs: Runs) -> str | None:
-    """V: forward the sum, backward the gradient."""
+    """Forward the sum, backward the gradient."""
     run = _played(runs)
     n, own = runs.world_size, _each(run, "leave", "given")
     total = torch.stack(own).sum(0)
@@ -298,7 +298,7 @@ def the_way_out(runs: Runs) -> str | None:
     "tensor_parallel.copy_reduce", "C3", worlds=WORLDS, runs=[on_ranks(passages_once)]
 )
 def what_is_the_callers(runs: Runs) -> str | None:
-    """V: x and the incoming gradient have not changed by a bit."""
+    """Neither x nor the incoming gradient has changed by a bit."""
     run = _played(runs)
     for way, name in (("leave", "reduce_from_region"), ("enter", "copy_to_region")):
         for before, after, what in (
@@ -332,7 +332,7 @@ def what_is_the_callers(runs: Runs) -> str | None:
     "tensor_parallel.copy_reduce", "C4", worlds=WORLDS, runs=[on_ranks(passages_once)]
 )
 def one_all_reduce_each(runs: Runs) -> str | None:
-    """J: f sends backward, g sends forward, and that is all."""
+    """Only f sends backward, and only g sends forward."""
     run = _played(runs)
     expect_calls(
         run,

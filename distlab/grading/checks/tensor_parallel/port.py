@@ -119,7 +119,7 @@ def one_process(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 
 @clause("tensor_parallel.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_block)])
 def as_in_one_process(runs: Runs) -> str | None:
-    """V: outputs and input gradients at each step, so the weights' gradients too."""
+    """Outputs and input gradients at each step, so the weights' gradients too."""
     run = finished(runs, ported_block)
     world_size, seed = runs.world_size, runs.seed
     n = shards_of(world_size)
@@ -163,7 +163,7 @@ def _suspects(runs: Runs) -> list[Suspect]:
 
 @clause("tensor_parallel.port", "C2", worlds=DIVIDED, runs=[on_ranks(ported_block)])
 def a_share_of_the_weights(runs: Runs) -> str | None:
-    """M: how many numbers of each of the four weights are on each rank."""
+    """How many numbers of each of the four weights are on each rank."""
     run, n = finished(runs, ported_block), shards_of(runs.world_size)
     block = make_block(runs.seed, n)
     for name in CUT:
@@ -188,7 +188,7 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
 
 @clause("tensor_parallel.port", "C3", worlds=DIVIDED, runs=[on_ranks(ported_block)])
 def whole_heads_only(runs: Runs) -> str | None:
-    """V: n + 1 heads are refused, before anything was replaced."""
+    """A block of n + 1 heads is refused, before anything was replaced."""
     run, n = finished(runs, ported_block), shards_of(runs.world_size)
     tried = [value["refused"] for value in run.values]
     what = f"{n + 1} heads on {n} ranks"

@@ -133,7 +133,7 @@ def _tokens(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 
 @clause("tensor_parallel.sequence", "C1", worlds=WORLDS, runs=[on_ranks(sequence_once)])
 def along_the_tokens(runs: Runs) -> str | None:
-    """V: all tokens in their order; and each rank's tokens of the sum."""
+    """All tokens in their order; and each rank's tokens of the sum."""
     run, n = runs.finished(sequence_once), runs.world_size
     few, many = _tokens(runs.seed, n)
     shape = (SEQUENCES, EACH * n, CHANNELS)
@@ -208,7 +208,7 @@ def _all(run: Run, key: str) -> list[Tensor]:
 
 @clause("tensor_parallel.sequence", "C2", worlds=WORLDS, runs=[on_ranks(sequence_once)])
 def each_is_the_others_way_back(runs: Runs) -> str | None:
-    """V: the gradient of each operator's x."""
+    """The gradient of each operator's x."""
     run, n = runs.finished(sequence_once), runs.world_size
     few, many = _tokens(runs.seed, n)
     expect_values(
@@ -237,7 +237,7 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
 
 @clause("tensor_parallel.sequence", "C3", worlds=WORLDS, runs=[on_ranks(sequence_once)])
 def gradients_of_a_block(runs: Runs) -> str | None:
-    """V: the block's tokens, their gradients, and those of what is whole everywhere."""
+    """The block's tokens, their gradients, and those of what is whole everywhere."""
     run, n = runs.finished(sequence_once), runs.world_size
     inputs, upstream = _block_batch(runs.seed, n)
     block, x = freeze(make_block(runs.seed, n, heads=1), n), inputs.requires_grad_()
@@ -284,7 +284,7 @@ def gradients_of_a_block(runs: Runs) -> str | None:
     "tensor_parallel.sequence", "C4", worlds=DIVIDED, runs=[on_ranks(sequence_once)]
 )
 def a_pair_each(runs: Runs) -> str | None:
-    """J: in a block, two of each forward and two of each backward."""
+    """In a block, two of each forward and two of each backward."""
     run = runs.finished(sequence_once)
     expect_calls(
         run,

@@ -140,7 +140,7 @@ class Right:
 
 @clause("tensor_parallel.vocab_loss", "C1", worlds=WORLDS, runs=[on_ranks(losses_once)])
 def loss_of_one_process(runs: Runs) -> str | None:
-    """V: the mean over all tokens, for small logits and for large ones."""
+    """The mean over all tokens, for small logits and for large ones."""
     run, n = runs.finished(losses_once), runs.world_size
     expect_messages(run, "without a message no rank can know the loss")
     for name in ("small", "large"):
@@ -253,7 +253,7 @@ def _wrong_losses(right: Right) -> list[Suspect]:
 
 @clause("tensor_parallel.vocab_loss", "C2", worlds=WORLDS, runs=[on_ranks(losses_once)])
 def gradient_of_one_process(runs: Runs) -> str | None:
-    """V: each rank's columns of the gradient."""
+    """Each rank's columns of the gradient."""
     run, n = runs.finished(losses_once), runs.world_size
     for name in ("small", "large"):
         right = Right(runs.seed, n, name)
@@ -293,7 +293,7 @@ def gradient_of_one_process(runs: Runs) -> str | None:
     "tensor_parallel.vocab_loss", "C3", worlds=DIVIDED, runs=[on_ranks(losses_once)]
 )
 def little_is_sent(runs: Runs) -> str | None:
-    """J and B: the numbers that a rank hands over, for one loss."""
+    """The numbers that a rank hands over, for one loss."""
     run, n = runs.finished(losses_once), runs.world_size
     sent = [  # the scenario has two losses: of small logits, and of large ones
         sum(math.prod(call["shape"] or []) for call in record.calls()) / 2

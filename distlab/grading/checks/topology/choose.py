@@ -175,11 +175,11 @@ def _are(
 
 @clause("topology.choose", "C1", worlds=(1,), runs=[on_ranks(choose_all)])
 def best_where_links_are_alike(runs: Runs) -> str | None:
-    """T: by the formulas, for 1 to 1,024 ranks."""
+    """By the formulas, for 1 to 1,024 ranks."""
     return _judge(runs, FLAT)
 
 
 @clause("topology.choose", "C2", worlds=(1,), runs=[on_ranks(choose_all)])
 def best_on_nodes(runs: Runs) -> str | None:
-    """T: by the formulas, which know that an uplink is shared."""
+    """By the formulas, which know that an uplink is shared."""
     return _judge(runs, ON_NODES)

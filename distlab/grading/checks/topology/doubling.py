@@ -98,7 +98,7 @@ def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
 
 @clause("topology.halving_doubling", "C1", worlds=WORLDS, runs=[on_ranks(double_all)])
 def everyone_has_the_sum(runs: Runs) -> str | None:
-    """V and X: both functions."""
+    """Both functions."""
     run = runs.finished(double_all)
     n = runs.world_size
     for name in NAMES:
@@ -175,7 +175,7 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
     later=[_on_many(n) for n in MANY],
 )
 def in_so_few_rounds(runs: Runs) -> str | None:
-    """T: on many simulated ranks."""
+    """On many simulated ranks."""
     runs.finished(double_all)
     notes = []
     for n in MANY:
@@ -203,7 +203,7 @@ def in_so_few_rounds(runs: Runs) -> str | None:
     later=[_on_many(MANY[-1])],
 )
 def with_so_few_messages(runs: Runs) -> str | None:
-    """J: by rank, here and on many simulated ranks."""
+    """By rank, here and on many simulated ranks."""
     run = runs.finished(double_all)
     own = [value[NAMES[1]][0] for value in run.values]
     _expect_few_messages("", own)
@@ -244,7 +244,7 @@ def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
     "topology.halving_doubling", "C4", worlds=(4, 6, 3), runs=[on_ranks(double_all)]
 )
 def with_so_few_bytes(runs: Runs) -> str | None:
-    """B: by rank; each half may be larger by one element."""
+    """By rank; each half may be larger by one element."""
     run = runs.finished(double_all)
     n, count = runs.world_size, COUNTS[0]
     doublings = n.bit_length() - 1

@@ -247,17 +247,17 @@ def _wrong(
 
 @clause("topology.predict", "C1", worlds=(1,), runs=[on_ranks(estimate_all)])
 def naive_is_estimated(runs: Runs) -> str | None:
-    """T: seconds of simulated runs, and of the formula."""
+    """Seconds of simulated runs, and of the formula."""
     return _judge(runs, "naive")
 
 
 @clause("topology.predict", "C2", worlds=(1,), runs=[on_ranks(estimate_all)])
 def ring_is_estimated(runs: Runs) -> str | None:
-    """T: the same."""
+    """The same."""
     return _judge(runs, "ring")
 
 
 @clause("topology.predict", "C3", worlds=(1,), runs=[on_ranks(estimate_all)])
 def doubling_is_estimated(runs: Runs) -> str | None:
-    """T: the same, and for any n."""
+    """The same, and for any n."""
     return _judge(runs, "recursive doubling")

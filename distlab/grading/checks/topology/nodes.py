@@ -275,7 +275,7 @@ def _judge(runs: Runs, of_one_size: bool) -> None:
     runs=[on_ranks(over_nodes, of_one_size=True)],
 )
 def every_rank_has_the_sum(runs: Runs) -> str | None:
-    """V and X: nodes of one size, with consecutive ranks and with others."""
+    """Nodes of one size, with consecutive ranks and with others."""
     _judge(runs, True)
     return None
 
@@ -287,6 +287,6 @@ def every_rank_has_the_sum(runs: Runs) -> str | None:
     runs=[on_ranks(over_nodes, of_one_size=False)],
 )
 def any_nodes(runs: Runs) -> str | None:
-    """V and X: nodes of different sizes, nodes of one rank, a single node."""
+    """Nodes of different sizes, nodes of one rank, a single node."""
     _judge(runs, False)
     return None

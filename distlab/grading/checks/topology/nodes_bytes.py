@@ -38,7 +38,7 @@ ON_MANY = in_virtual_time(on_many, MANY)
     later=[ON_MANY],
 )
 def few_bytes_inter_node(runs: Runs) -> str | None:
-    """B: by rank, here and on simulated nodes."""
+    """By rank, here and on simulated nodes."""
     run = runs.finished(over_nodes, of_one_size=True)
     for number, (nodes, count) in enumerate(settings(runs.world_size, True)):
         num_rails = min(map(len, nodes))
@@ -106,7 +106,7 @@ def _too_much(
     runs=[on_ranks(over_nodes, of_one_size=True)],
 )
 def few_bytes_intra_node(runs: Runs) -> str | None:
-    """B: a reduce-scatter and an all-gather, where the nodes have one size."""
+    """A reduce-scatter and an all-gather, where the nodes have one size."""
     run = runs.finished(over_nodes, of_one_size=True)
     for number, (nodes, count) in enumerate(settings(runs.world_size, True)):
         k = len(nodes[0])

@@ -222,7 +222,7 @@ def _step(run: Run, step: int, key: str) -> list[Any]:
 
 @clause("torch_ports.data_parallel", "C1", worlds=WORLDS, runs=_plan)
 def mean_of_the_sums(runs: Runs) -> str | None:
-    """V: .grad after each step, as far as the dtype of the messages allows."""
+    """.grad after each step, as far as the dtype of the messages allows."""
     n, seed = runs.world_size, runs.seed
     for wire in _wires(n):
         run = finished(runs, hooked_steps, wire=wire)
@@ -260,7 +260,7 @@ def _expect_infinite(found: list[Tensor], mean: Tensor, wire: str) -> list[Tenso
 
 @clause("torch_ports.data_parallel", "C2", worlds=WORLDS, runs=_plan)
 def sent_once(runs: Runs) -> str | None:
-    """J: elements and dtype of what torch was asked to send."""
+    """Elements and dtype of what torch was asked to send."""
     n = runs.world_size
     size = sum(parameter.numel() for parameter in Zoo(0).parameters())
     for wire in _wires(n):
@@ -307,7 +307,7 @@ def _told(texts: list[str]) -> tuple[Evidence, ...]:
 
 @clause("torch_ports.data_parallel", "C3", worlds=WORLDS, runs=_plan)
 def no_hook_waits(runs: Runs) -> str | None:
-    """O: rank 0 sends its second bucket before the last rank has sent any."""
+    """Rank 0 sends its second bucket before the last rank has sent any."""
     for wire in _wires(runs.world_size):
         run = finished(runs, hooked_steps, wire=wire)
         counts = [len(own) for own in _step(run, len(SAMPLES) - 1, "sent")]

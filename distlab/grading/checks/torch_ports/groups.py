@@ -170,7 +170,7 @@ def _met(runs: Runs) -> Run:
 
 @clause("torch_ports.groups", "C1", worlds=WORLDS, runs=[on_ranks(two_generations)])
 def each_rank_once(runs: Runs) -> str | None:
-    """V: ranks and sizes in the first generation, and a sum over all."""
+    """Ranks and sizes in the first generation, and a sum over all."""
     n = runs.world_size
     lives = [value[0] for value in _met(runs).values]
     found = sorted((life.get("rank", -1), life.get("size", -1)) for life in lives)
@@ -185,7 +185,7 @@ def each_rank_once(runs: Runs) -> str | None:
 
 @clause("torch_ports.groups", "C2", worlds=WORLDS, runs=[on_ranks(two_generations)])
 def from_zero_again(runs: Runs) -> str | None:
-    """V: the second generation has one rank less, and refuses one process."""
+    """The second generation has one rank less, and refuses one process."""
     n, size = runs.world_size, fewer_of(runs.world_size)
     lives = [value[1] for value in _met(runs).values]
     refused = sum(life.get("refused", False) for life in lives)
@@ -223,7 +223,7 @@ def _expect_sum(lives: list[dict[str, Any]], size: int) -> None:
 
 @clause("torch_ports.groups", "C3", worlds=WORLDS, runs=[on_ranks(two_generations)])
 def nothing_waits_longer(runs: Runs) -> str | None:
-    """V: the time limits that the store and the process group have."""
+    """The time limits that the store and the process group have."""
     lives = [value[0] for value in _met(runs).values]
     for rank, life in enumerate(lives):
         if "group_s" not in life:
@@ -262,7 +262,7 @@ def _told(lives: list[dict[str, Any]]) -> tuple[Evidence, ...]:
 
 @clause("torch_ports.groups", "C4", worlds=WORLDS, runs=[on_ranks(subgroups)])
 def members(runs: Runs) -> str | None:
-    """V: the ranks of both groups, and which of them a sum reaches."""
+    """The ranks of both groups, and which of them a sum reaches."""
     n, k = runs.world_size, ranks_per_node(runs.world_size)
     run = finished(runs, subgroups)
     _expect_same_calls([value["calls"] for value in run.values])

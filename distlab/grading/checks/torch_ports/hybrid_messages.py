@@ -27,7 +27,7 @@ Sent = dict[str, list[dict[str, Any]]]
 
 @clause("torch_ports.hybrid_shard", "C3", worlds=WORLDS, runs=[on_ranks(sharded_steps)])
 def layer_by_layer(runs: Runs) -> str | None:
-    """J: which tensors went through which group, in which dtype."""
+    """Which tensors went through which group, in which dtype."""
     n = runs.world_size
     run = finished(runs, sharded_steps)
     for rank, both in enumerate(run.values):

@@ -35,7 +35,7 @@ TRAINED = [on_ranks(sharded_steps)]
 
 @clause("torch_ports.hybrid_shard", "C1", worlds=WORLDS, runs=TRAINED)
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V: exactly in float64, roughly in bfloat16."""
+    """Exactly in float64, roughly in bfloat16."""
     n, seed = runs.world_size, runs.seed
     run = finished(runs, sharded_steps)
     for name, tolerance in (("exact", 1e-10), ("mixed", COARSE)):
@@ -75,7 +75,7 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
 
 @clause("torch_ports.hybrid_shard", "C2", worlds=WORLDS, runs=TRAINED)
 def stored_in_shards(runs: Runs) -> str | None:
-    """M: elements of the parameters on each rank, and their dtype."""
+    """Elements of the parameters on each rank, and their dtype."""
     n = runs.world_size
     size, replicas = len(full_weights(make_model(0))), replicas_of(n)
     values = [value["mixed"] for value in finished(runs, sharded_steps).values]
@@ -110,7 +110,7 @@ def stored_in_shards(runs: Runs) -> str | None:
 
 @clause("torch_ports.hybrid_shard", "C4", worlds=(4,), runs=[on_ranks(continued)])
 def goes_on_with_fewer(runs: Runs) -> str | None:
-    """R: one more step on 2 ranks, as if the 4 ranks had become 2."""
+    """One more step on 2 ranks, as if the 4 ranks had become 2."""
     n, seed = runs.world_size, runs.seed
     fewer = fewer_of(n)
     run = finished(runs, continued)

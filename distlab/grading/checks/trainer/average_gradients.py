@@ -109,7 +109,7 @@ def _again(world_size: int) -> list[RunSpec]:
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS, runs=_again)
 def gradients_are_the_mean(runs: Runs) -> str | None:
-    """V: each gradient is the mean over the ranks."""
+    """Each gradient is the mean over the ranks."""
     run = runs.finished(average_once)
     n = runs.world_size
     own = [value["own"] for value in run.values]
@@ -151,7 +151,7 @@ def _expect_again(runs: Runs) -> None:
 
 @clause("trainer.average_gradients", "C2", worlds=WORLDS, runs=[on_ranks(average_once)])
 def same_calls_same_order(runs: Runs) -> str | None:
-    """J and X: one sequence of calls on all ranks, and the same bits after it."""
+    """One sequence of calls on all ranks, and the same bits after it."""
     run = runs.finished(average_once)
     order = _order_difference(run)
     if order:

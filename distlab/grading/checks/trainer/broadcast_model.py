@@ -78,7 +78,7 @@ def _broadcasts(runs: Runs) -> list[tuple[int, Run]]:
 
 @clause("trainer.broadcast_model", "C1", worlds=WORLDS, runs=_sources)
 def parameters_agree(runs: Runs) -> str | None:
-    """V: parameters equal those of src, in the caller's model."""
+    """Parameters equal those of src, in the caller's model."""
     for src, run in _broadcasts(runs):
         before, after = _states(run, "parameters")
         n = runs.world_size
@@ -101,7 +101,7 @@ def parameters_agree(runs: Runs) -> str | None:
 
 @clause("trainer.broadcast_model", "C2", worlds=WORLDS, runs=_sources)
 def buffers_agree(runs: Runs) -> str | None:
-    """V: buffers too: BatchNorm's running statistics and its integer counter."""
+    """Buffers too: BatchNorm's running statistics and its integer counter."""
     for src, run in _broadcasts(runs):
         n = runs.world_size
         before, after = _states(run, "parameters")

@@ -146,7 +146,7 @@ def _evaluations(world_size: int) -> list[RunSpec]:
 
 @clause("trainer.evaluate", "C1", worlds=WORLDS, runs=_evaluations)
 def over_all_samples(runs: Runs) -> str | None:
-    """V: batches and ranks of unequal size count by their samples, with any loss."""
+    """Batches and ranks of unequal size count by their samples, with any loss."""
     run = _evaluated(runs, mixed=False, training=False)
     expect_metrics(
         [value["metrics"] for value in run.values],
@@ -186,7 +186,7 @@ def _expect_chosen(run: Run) -> None:
     runs=[on_ranks(evaluate_once, mixed=True, training=False)],
 )
 def whatever_comes(runs: Runs) -> str | None:
-    """L and V: ranks with more or fewer batches, with empty ones, and with none."""
+    """Ranks with more or fewer batches, with empty ones, and with none."""
     run = _evaluated(runs, mixed=True, training=False)
     with judged_after(over_all_samples, runs, "C1"):
         expect_metrics(
@@ -207,7 +207,7 @@ def whatever_comes(runs: Runs) -> str | None:
     ],
 )
 def nothing_is_left(runs: Runs) -> str | None:
-    """S: the mode is evaluation during the call, the former after it; no gradients."""
+    """The mode is evaluation during the call, the former after it; no gradients."""
     for training in (True, False):
         run = _evaluated(runs, mixed=False, training=training)
         for rank, value in enumerate(run.values):

@@ -98,7 +98,7 @@ def fit_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any
 
 @clause("trainer.fit", "C1", worlds=WORLDS, runs=[on_ranks(fit_once)])
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V and X: the weights after two epochs are one process's, on every rank."""
+    """The weights after two epochs are one process's, on every rank."""
     run = _fitted(runs)
     n, seed = runs.world_size, runs.seed
     expect_epochs(run)
@@ -128,7 +128,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
 
 @clause("trainer.fit", "C2", worlds=WORLDS, runs=[on_ranks(fit_once)])
 def loss_of_each_epoch(runs: Runs) -> str | None:
-    """V: the mean training loss over all samples of each epoch, on every rank."""
+    """The mean training loss over all samples of each epoch, on every rank."""
     run = _fitted(runs)
     n = runs.world_size
     right = right_fit(runs.seed, n)
@@ -150,7 +150,7 @@ def loss_of_each_epoch(runs: Runs) -> str | None:
 
 @clause("trainer.fit", "C3", worlds=WORLDS, runs=[on_ranks(fit_once)])
 def one_rank_logs(runs: Runs) -> str | None:
-    """J: log is called once per epoch, by one rank alone."""
+    """One rank alone calls log, once per epoch."""
     run = _fitted(runs)
     lines = [value["lines"] for value in run.values]
     callers = [rank for rank, said in enumerate(lines) if said]

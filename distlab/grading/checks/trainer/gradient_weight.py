@@ -41,7 +41,7 @@ ZEROS = "a rank without samples adds zeros, whatever its .grad holds"
 
 @clause("trainer.gradient_weight", "C1", worlds=WORLDS, runs=[on_ranks(weigh)])
 def the_share_of_all_samples(runs: Runs) -> str | None:
-    """V: the weights are the counts by their sum."""
+    """The weights are the counts by their sum."""
     n = runs.world_size
     empty = [r for r, count in enumerate(counts_of(n, empty=True)) if not count]
     name = partial(left_early, empty=empty, why="has no samples")
@@ -103,7 +103,7 @@ def _expect_exact(found: list[Tensor], counts: list[int]) -> None:
 
 @clause("trainer.gradient_weight", "C2", worlds=UNEVEN, runs=[on_ranks(average_uneven)])
 def the_mean_over_samples(runs: Runs) -> str | None:
-    """V: with unequal counts each gradient is that of all samples together."""
+    """With unequal counts each gradient is that of all samples together."""
     counts = counts_of(runs.world_size)
     run = runs.finished(average_uneven)
     _expect_mean(run, counts)
@@ -114,7 +114,7 @@ def the_mean_over_samples(runs: Runs) -> str | None:
     "trainer.gradient_weight", "C3", worlds=WORLDS, runs=[on_ranks(average_with_gaps)]
 )
 def everyone_takes_part(runs: Runs) -> str | None:
-    """V and L: ranks without samples or gradients; frozen parameters stay frozen."""
+    """Ranks without samples or gradients; frozen parameters stay frozen."""
     n = runs.world_size
     counts = counts_of(n, empty=True)
     empty = [rank for rank, count in enumerate(counts) if not count]

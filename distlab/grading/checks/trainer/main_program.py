@@ -87,7 +87,7 @@ def _main_runs(world_size: int) -> list[RunSpec]:
 
 @clause("trainer.main", "C1", worlds=WORLDS, runs=_main_runs)
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V and X: the ranks share the work, and arrive where one process does."""
+    """The ranks share the work, and arrive where one process does."""
     run = _finished(runs)
     try:
         _expect_right_weights(run, _epochs(runs.world_size))
@@ -128,7 +128,7 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
 
 @clause("trainer.main", "C2", worlds=WORLDS, runs=_main_runs)
 def one_rank_saves(runs: Runs) -> str | None:
-    """V: rank 0's folder has the file, with what the model holds; no other has one."""
+    """Rank 0's folder has the file, with what the model holds; no other has one."""
     run = _finished(runs)
     files = [value["files"] for value in run.values]
     evidence = tuple(
@@ -166,7 +166,7 @@ def one_rank_saves(runs: Runs) -> str | None:
 
 @clause("trainer.main", "C3", worlds=WORLDS, runs=_main_runs)
 def ends_cleanly(runs: Runs) -> str | None:
-    """S: no group is left; the file runs under torchrun where there is no distlab."""
+    """No group is left; the file runs under torchrun where there is no distlab."""
     run = _finished(runs)
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:

@@ -135,7 +135,7 @@ def _bent(world_size: int) -> list[RunSpec]:
 
 @clause("trainer.train_step", "C1", worlds=WORLDS, runs=_bent)
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V and X: after some steps the weights are one process's, on every rank."""
+    """After some steps the weights are one process's, on every rank."""
     run = runs.finished(train_steps)
     n, seed = runs.world_size, runs.seed
     weights = [value["weights"] for value in run.values]
@@ -202,7 +202,7 @@ def _expect_with_bend(runs: Runs) -> None:
 
 @clause("trainer.train_step", "C2", worlds=WORLDS, runs=_bent)
 def loss_of_the_whole_batch(runs: Runs) -> str | None:
-    """V: the returned float is the mean loss over all ranks."""
+    """The returned float is the mean loss over all ranks."""
     run = runs.finished(train_steps)
     n = runs.world_size
     losses = [value["losses"] for value in run.values]
