@@ -72,7 +72,7 @@ def large_runs(times: int) -> list[Line]:
             raise SystemExit(f"{name}: the run is off its formula by {worst:g}")
         seconds = [round(one.cpu_s, 3) for one in done]
         median = statistics.median(seconds)
-        lines.append(result(name, median, "CPU s", n=times, runs=seconds))
+        lines.append(result(name, median, "CPU s", n=len(seconds), runs=seconds))
         lines += _over_limit(name.removesuffix("_s"), done)
     return lines
 

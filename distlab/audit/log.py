@@ -68,15 +68,18 @@ class Memory:
         self.depth = 0  # of modules that call each other
         self.in_call = 0  # collectives made of others
         self.in_step = False
+        self.steps: dict[int, Event] = {}  # that have begun, by optimizer
         self.loader = (0, 0)  # the one that fetches, and its epoch
         self.loss_at: Place | None = None
         self.lengths: set[int] = set()  # of tensors that tell if padding was cut off
         self.counts: Counter[str] = Counter()
 
-    def number(self, thing: object) -> int:
-        """Return a number for an object, the same on ranks that run the same code."""
+    def number(self, kind: str, thing: object) -> int:
+        """Return which one an object is of its kind, such as the second optimizer.
+
+        Ranks that run the same code give it the same number.
+        """
         if id(thing) not in self.number_of:
-            kind = type(thing).__name__
             self.counts[kind] += 1
             self.number_of[id(thing)] = self.counts[kind] - 1
             self.kept[id(thing)] = thing  # or its id could come again

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from distlab.sim.torch.script import Script
 
 Row = dict[str, Any]
-MAX_PAGE_RANKS = 256  # on the timeline
 _COLUMN = 12
 
 
@@ -92,7 +91,7 @@ def sim_script(
         "fault": fault,
         "flops_per_s": flops,
         **_facts(done, per_node),
-        "memory_most_bytes": max((r.memory.peak for r in ranks), default=0),
+        "memory_most_bytes": max((r.tally.peak for r in ranks), default=0),
         "notes": [
             *sorted({n for r in ranks for n in r.notes}),
             *_shared_by_ranks(done),
@@ -235,19 +234,28 @@ _STATELESS = ("torch", "numpy")
 def _written(
     done: SimRun, row: Row, html: str, perfetto: str, chakra: str, *, open_it: bool
 ) -> dict[str, str]:
-    """Write the files that were asked for; what they are and where."""
-    from distlab.simulated.script_facts import is_long
+    """Write the files that were asked for; return what they are and where.
+
+    A file that lacks something, or that can't be written at all, gets a note in `row`.
+    """
+    from distlab.simulated.script_facts import MAX_EVENTS, is_long
     from distlab.trace import to_chakra, to_html, to_perfetto
 
     pages = {}
-    if (html or open_it) and not is_long(done) and done.world_size <= MAX_PAGE_RANKS:
+    if (html or open_it) and is_long(done):
+        row["notes"].append(
+            f"the run is too long for a timeline, because it has more than "
+            f"{MAX_EVENTS:,} events; take fewer steps, or use --perfetto"
+        )
+    elif html or open_it:
         page = Path(html or f"{Path(row['script']).stem}-sim.html")
         to_html(done, page, title=row["script"], verdict=row["explanation"])
         pages["timeline"] = str(page)
         if open_it:
             open_page(page)
     if perfetto:
-        to_perfetto(done, Path(perfetto))
+        if left_out := to_perfetto(done, Path(perfetto)):
+            row["notes"].append(f"the Perfetto file lacks the last {left_out:,} events")
         pages["perfetto"] = perfetto
     if chakra:
         to_chakra(done, chakra)

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+FOR_TASKS, FOR_SCRIPTS = "Options for a task", "Options for a script"
+"""Panels of the help; `_require_fitting` refuses an option of the other one."""
+
 Target = Annotated[
     str,
     typer.Argument(
@@ -21,13 +24,18 @@ Net = Annotated[
     ),
 ]
 Size = Annotated[
-    str, typer.Option(help="Size of each rank's tensor, such as 64KiB, 1MiB or 4MB.")
+    str,
+    typer.Option(
+        help="Size of each rank's tensor, such as 64KiB, 1MiB or 4MB.",
+        rich_help_panel=FOR_TASKS,
+    ),
 ]
 Whose = Annotated[
     str,
     typer.Option(
         help="Whose code to run: mine or reference. The default is your own code if "
-        "you have written it."
+        "you have written it.",
+        rich_help_panel=FOR_TASKS,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed for the values that the ranks hold.")]
@@ -60,11 +68,18 @@ def sim(
     ] = "",
     chakra: Annotated[
         str,
-        typer.Option(help="For a script: write Chakra traces, one per rank, here."),
+        typer.Option(
+            help="Write Chakra traces, one per rank, to this folder.",
+            rich_help_panel=FOR_SCRIPTS,
+        ),
     ] = "",
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="Show the reference's run below your own."),
+        typer.Option(
+            "--beside",
+            help="Show the reference's run below your own.",
+            rich_help_panel=FOR_TASKS,
+        ),
     ] = False,
     open_it: Annotated[
         bool, typer.Option("--open", help="Open the timeline in a browser.")
@@ -73,34 +88,52 @@ def sim(
     nodes: Annotated[
         str,
         typer.Option(
-            help="For a script: node layout, where 32x8 means 32 nodes of 8 ranks."
+            help="Node layout, where 32x8 means 32 nodes of 8 ranks.",
+            rich_help_panel=FOR_SCRIPTS,
         ),
     ] = "",
     flops: Annotated[
         float,
-        typer.Option(help="For a script: how many operations a rank does per second."),
+        typer.Option(
+            help="How many floating-point operations a rank does per second.",
+            rich_help_panel=FOR_SCRIPTS,
+        ),
     ] = 1e13,
     all_output: Annotated[
         bool,
         typer.Option(
-            "--all-output", help="For a script: print the output of all ranks."
+            "--all-output",
+            help="Print the output of all ranks.",
+            rich_help_panel=FOR_SCRIPTS,
         ),
     ] = False,
     device: Annotated[
-        str, typer.Option(help="Of a script: cuda, a pretend GPU per rank, or cpu.")
+        str,
+        typer.Option(
+            help="cuda, which gives each rank a pretend GPU, or cpu.",
+            rich_help_panel=FOR_SCRIPTS,
+        ),
     ] = "cuda",
     own: Annotated[
         list[str] | None,
-        typer.Option(help="For a script: a package that each rank loads for itself."),
+        typer.Option(
+            help="A package that each rank loads for itself. Can be repeated.",
+            rich_help_panel=FOR_SCRIPTS,
+        ),
     ] = None,
     fake: Annotated[
         bool,
-        typer.Option(help="For a script: don't store or compute any tensor values."),
+        typer.Option(
+            "--fake",
+            help="Neither store nor compute tensor values.",
+            rich_help_panel=FOR_SCRIPTS,
+        ),
     ] = False,
     play: Annotated[
         str,
         typer.Option(
-            help="With --fake: which ranks run the script, such as 0,1,255 or all."
+            help="With --fake: which ranks run the script, such as 0,1,255 or all.",
+            rich_help_panel=FOR_SCRIPTS,
         ),
     ] = "",
 ) -> int:
@@ -112,6 +145,11 @@ def sim(
     from distlab.cli.script_args import script_of
 
     script = script_of(context)
+    if script is not None and name:
+        raise ValueError(
+            f"{name} and {script[0]} can't both be simulated; name a task or a script"
+        )
+    _require_fitting(context, script[0] if script else "")
     if script is not None:
         from distlab.cli.sim_script import sim_script
         from distlab.sim.torch.script import Script
@@ -151,6 +189,29 @@ def sim(
         open_it=open_it,
         as_json=as_json,
     )
+
+
+def _require_fitting(context: typer.Context, script: str) -> None:
+    """Refuse an option that would be ignored; without a script it's a task's run.
+
+    Raises:
+        ValueError: an option of the other panel was given.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        panel = getattr(option, "rich_help_panel", None)
+        if script and panel == FOR_TASKS:
+            raise ValueError(
+                f"{option.opts[0]} is for a task, and {script} is a script: leave the "
+                "option out"
+            )
+        if not script and panel == FOR_SCRIPTS:
+            raise ValueError(
+                f"{option.opts[0]} is for a script, as in distlab sim {option.opts[0]} "
+                "… train.py: leave it out for a task"
+            )
 
 
 def scale(

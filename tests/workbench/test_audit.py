@@ -16,7 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from benchmarks.audit import RIGHT, WRONG, expected
-from distlab.audit import NAMES, NOTES, audit
+from distlab.audit import NAMES, NOTES, audit, watching
 from distlab.audit.places import Place
 from distlab.audit.run import PRELOAD
 from distlab.audit.source import assigned_at, is_under_rank_condition
@@ -148,3 +148,23 @@ def test_what_the_source_tells(tmp_path: Path) -> None:
     assert under == {1: False, 3: True, 7: True, 9: False}
     found = assigned_at(Place(str(path), 9), "lr", "world_size")
     assert found == Place(str(path), 8)
+
+
+def test_every_step_of_every_optimizer_is_written_down_whole(tmp_path: Path) -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    first, second = torch.optim.Adam(weights[:1]), torch.optim.SGD(weights[1:2])
+    third = torch.optim.LBFGS(weights[2:], max_iter=1)
+
+    def closure() -> torch.Tensor:
+        for _ in range(60):  # each is an event
+            loss = weights[2].square().sum()
+            loss.backward()
+        return loss
+
+    with watching.installed(), watching.watched(0, tmp_path) as log:
+        for optimizer in (first, second):
+            optimizer.step()
+        third.step(closure)
+    steps = list(log.of("step"))
+    assert [step["number"] for step in steps] == [0, 1, 2]
+    assert [len(step["after"]) for step in steps] == [1, 1, 1]

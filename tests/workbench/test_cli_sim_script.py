@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from distlab.cli.app import app
 from distlab.cli.sim_script import placed
+from distlab.simulated import script_facts
 from tests.workbench.golden import Golden
 
 HEAD = """
@@ -165,6 +166,41 @@ def test_what_is_refused(folder: Path) -> None:
         Path("program.py").write_text("")
         done = CliRunner().invoke(app, ["sim", "-n", "4", *words])
         assert done.exit_code == 2, words
+
+
+@pytest.mark.parametrize(
+    ("option", "target"),
+    [
+        *((option, "program.py") for option in ("--size=1KiB", "--code=mine")),
+        *((option, "program.py") for option in ("--beside", "1.4")),
+        *((option, "1.4") for option in ("--nodes=2x2", "--play=0", "--chakra=c")),
+        *((option, "1.4") for option in ("--fake", "--flops=1e9", "--own=hydra")),
+        *((option, "1.4") for option in ("--device=cpu", "--all-output")),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    folder: Path, option: str, target: str
+) -> None:
+    Path("program.py").write_text("raise SystemExit('it ran')")
+    done = CliRunner().invoke(app, ["sim", "-n", "2", option, target])
+    assert done.exit_code == 2
+    assert option.partition("=")[0] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_a_timeline_that_would_be_too_long_has_a_note(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--html", "page.html")
+    assert figures(LAYERS, options=asked)[0]["timeline"] == "page.html"
+    Path("page.html").unlink()
+    monkeypatch.setattr(script_facts, "MAX_EVENTS", 10)
+    row, done = figures(LAYERS, options=asked)
+    assert done.exit_code == 0
+    assert "timeline" not in row
+    assert not Path("page.html").exists()
+    assert len(row["notes"]) == 1
 
 
 TRAINS = """

@@ -136,7 +136,7 @@ def test_a_script_for_gpus_finds_one_on_each_rank(play: Callable[..., SimRun]) -
     after = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
     assert after == before
     assert torch.cuda.is_available() == has_gpu
-    assert all(rank.memory.peak > 500 for rank in ranks)
+    assert all(rank.tally.peak > 500 for rank in ranks)
 
 
 def test_a_node_has_as_many_devices_as_ranks(play: Callable[..., SimRun]) -> None:
@@ -192,4 +192,29 @@ for _ in range(5):
 """
     assert play(text, 4, on_rank=ranks.append).outcome == "finished"
     for rank in ranks:
-        assert rank.memory.peak == 4 * (1000 + 2 * 2000)
+        assert rank.tally.peak == 4 * (1000 + 2 * 2000)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_reset_peak_is_the_scripts_and_not_the_reports(
+    play: Callable[..., SimRun], fake: bool
+) -> None:
+    ranks: list[Rank] = []
+    text = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+kept = torch.zeros(1024)
+lost = torch.zeros(2048)
+del lost
+assert torch.cuda.max_memory_allocated() == 4 * 3072
+torch.cuda.reset_peak_memory_stats()
+assert torch.cuda.max_memory_allocated() == 4 * 1024
+lost = torch.zeros(512)
+del lost
+assert torch.cuda.memory.max_memory_allocated() == 4 * 1536
+assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 4 * 1536
+assert torch.accelerator.max_memory_allocated() == 4 * 1536
+"""
+    done = play(text, 2, on_rank=ranks.append, fake=fake)
+    assert done.outcome == "finished", done.ranks[0].output
+    assert all(rank.tally.peak == 4 * 3072 for rank in ranks)

@@ -44,7 +44,7 @@ def _made(memory: Memory, _: None, loader: Any, *args: Any, **kwargs: Any) -> No
     sampler = _innermost(loader)
     memory.log.add(
         "loader",
-        number=memory.number(loader),
+        number=memory.number("loader", loader),
         drop_last=bool(loader.drop_last),
         distributed=_is_distributed(sampler),
         replicas=int(getattr(sampler, "num_replicas", 1) or 1),
@@ -90,7 +90,8 @@ def _counted_iter(original: Any) -> Any:
         memory = current()
         if memory is None:
             return original(self)
-        key = f"epochs of {memory.number(self)}"
+        number = memory.number("loader", self)
+        key = f"epochs of {number}"
         epoch = memory.counts[key]
         memory.counts[key] += 1
         length = _length(self.dataset)
@@ -99,17 +100,17 @@ def _counted_iter(original: Any) -> Any:
             part = _root_indices(self.dataset, list(range(length)))
         memory.log.add(
             "epoch",
-            loader=memory.number(self),
+            loader=number,
             epoch=epoch,
             length=length,
             part=part,
         )
-        memory.loader = (memory.number(self), epoch)
+        memory.loader = (number, epoch)
         if self._iterator is not None:  # persistent workers: it begins again
             self._iterator.__dict__.pop("_distlab_audit", None)
         iterator = original(self)
         iterator._distlab_loader = self
-        iterator._distlab_audit = (memory.number(self), epoch, deque(), self.dataset)
+        iterator._distlab_audit = (number, epoch, deque(), self.dataset)
         return iterator
 
     return begin

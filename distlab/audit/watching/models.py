@@ -68,7 +68,7 @@ def _wrapped(
 ) -> None:
     learn_names(memory, ddp.module)
     for inner in ddp.module.modules():
-        memory.inner_of[id(inner)] = memory.number(ddp)
+        memory.inner_of[id(inner)] = memory.number("ddp", ddp)
         memory.kept[id(inner)] = inner
     named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
     ignored = set(getattr(ddp, "parameters_to_ignore", ()))
@@ -108,7 +108,7 @@ def _begins(module: nn.Module, inputs: Any) -> None:
     learn_names(memory, module)
     memory.log.add(
         "forward",
-        ddp=memory.number(module) if is_ddp else None,
+        ddp=memory.number("ddp", module) if is_ddp else None,
         inside=None if is_ddp else memory.inner_of.get(id(module)),
         training=module.training,
         grad=torch.is_grad_enabled(),

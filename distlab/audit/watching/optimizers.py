@@ -43,9 +43,10 @@ def _before(it: Any, args: Any, kwargs: Any) -> None:
         if parameter.requires_grad:
             grad = parameter.grad
             gradients[name] = None if grad is None else print_of(grad)
-    memory.log.add(
+    number = memory.number("optimizer", it)
+    memory.steps[number] = memory.log.add(
         "step",
-        number=memory.number(it),
+        number=number,
         lr=[float(group["lr"]) for group in it.param_groups if "lr" in group],
         weights=weights,
         gradients=gradients,
@@ -59,11 +60,8 @@ def _after(it: Any, args: Any, kwargs: Any) -> None:
     memory = current()
     if memory is None:
         return
-    number = memory.number(it)
-    steps = [e for e in memory.log.events[-50:] if e.kind == "step"]
-    for event in reversed(steps):
-        if event["number"] == number:
-            event["after"].update((n, print_of(p)) for n, p in _named(memory, it))
-            break
+    step = memory.steps.pop(memory.number("optimizer", it), None)
+    if step is not None:
+        step["after"].update((name, print_of(p)) for name, p in _named(memory, it))
     memory.log.num_steps += 1
     memory.in_step = False

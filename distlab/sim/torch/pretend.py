@@ -112,17 +112,15 @@ def _constant(value: Any) -> Any:
 
 
 def _peak(*args: Any) -> int:
-    fake = _rank().fake
-    return int(fake.account.peak_total if fake else _rank().memory.peak)
+    return _rank().tally.peak_since_reset
 
 
 def _live(*args: Any) -> int:
-    fake = _rank().fake
-    return int(fake.account.total if fake else _rank().memory.live)
+    return _rank().tally.live
 
 
 def _reset_peak(*args: Any) -> None:
-    _rank().memory.peak = _rank().memory.live
+    _rank().tally.reset_peak()
 
 
 def _free(*args: Any) -> tuple[int, int]:
@@ -157,6 +155,7 @@ def _replace_queries(replaced: Replaced) -> None:
         "memory_summary": lambda *args, **kwargs: str(dict(_stats())),
         "mem_get_info": _free,
         "reset_max_memory_allocated": _reset_peak,
+        "reset_max_memory_cached": _reset_peak,
         "set_per_process_memory_fraction": _nothing,
         "ipc_collect": _nothing,
         "is_current_stream_capturing": _constant(False),
@@ -178,7 +177,11 @@ def _replace_queries(replaced: Replaced) -> None:
         "set_device_idx": set_device,
         "get_memory_info": _free,
     }
-    for owner, own in ((_cuda, of_cuda), (_accelerator, of_accelerators)):
+    for owner, own in (
+        (_cuda, of_cuda),
+        (_cuda.memory, of_cuda),
+        (_accelerator, of_accelerators),
+    ):
         for name, ours in {**both, **own}.items():
             replaced.for_ranks(owner, name, ours)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):

@@ -25,6 +25,7 @@ from distlab.sim.kernel import Flight, Kernel
 from distlab.sim.torch.played import Cast, Formed
 from distlab.sim.torch.shared_store import SharedStore
 from distlab.sim.torch.storages import Memory
+from distlab.sim.torch.tally import Tally
 
 _HERE = threading.local()
 
@@ -75,6 +76,12 @@ class Rank:
     def number(self) -> int:
         """Its rank in the world."""
         return self.comm.rank
+
+    @property
+    def tally(self) -> Tally:
+        """The bytes of its tensors, fake or real."""
+        found: Tally = self.fake.account if self.fake else self.memory
+        return found
 
     @property
     def world_size(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from distlab.sim.kernel import Kernel
+from distlab.sim.torch.tally import Tally
 
 
 def on_cpu(device: Any) -> Any:
@@ -29,12 +30,12 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     num_bytes: int
 
 
-class Memory:
+class Memory(Tally):
     """The storages that a rank's operators made and that still exist, in bytes."""
 
     def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
         self._kernel = kernel
-        self.live = self.peak = 0
         self._storages: dict[int, Any] = {}
 
     def note(self, out: Any) -> None:
@@ -58,11 +59,10 @@ class Memory:
         reference = _Storage(storage, self._gone)
         reference.key, reference.num_bytes = key, storage.nbytes()
         self._storages[key] = reference
-        self.live += reference.num_bytes
-        self.peak = max(self.peak, self.live)
+        self.change(reference.num_bytes)
 
     def _gone(self, reference: Any) -> None:
         known = self._storages.get(reference.key)
         if known is reference:  # not another one in its place
             del self._storages[known.key]
-            self.live -= known.num_bytes
+            self.change(-known.num_bytes)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from distlab.sim.torch.tally import Tally
+
 KINDS = ("parameters", "gathered", "gradients", "optimizer", "activations", "other")
 PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = range(len(KINDS))
 
@@ -31,33 +33,32 @@ class Watch(weakref.ref):  # type: ignore[type-arg]
         account.now[before] -= self.num_bytes
         account.now[kind] += self.num_bytes
         if self.since <= account.peak_at:
-            account.peak[before] -= self.num_bytes
-            account.peak[kind] += self.num_bytes
+            account.then[before] -= self.num_bytes
+            account.then[kind] += self.num_bytes
         self.kind = kind
 
     def resize(self, num_bytes: int) -> None:
         """Part of it is given back, or taken again: such are gathered parameters."""
         account = self.account
         self.become(GATHERED)
-        account.change(GATHERED, -self.num_bytes)
+        account.move(GATHERED, -self.num_bytes)
         self.num_bytes = num_bytes
         account.num_changes += 1
         self.since = account.num_changes
-        account.change(GATHERED, num_bytes)
+        account.move(GATHERED, num_bytes)
 
 
-class Account:
+class Account(Tally):
     """The bytes of one rank's fake tensors, by kind."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = [0] * len(KINDS)
-        self.peak = [0] * len(KINDS)
-        self.total = self.peak_total = 0
+        self.then = [0] * len(KINDS)  # at the run's peak
         self.num_changes = 0
         self.peak_at = 0  # the change after which there was most
-        self._watches: dict[
-            int, Watch
-        ] = {}  # a weak reference must outlive its storage
+        # A weak reference must outlive its storage.
+        self._watches: dict[int, Watch] = {}
 
     def add(self, storage: Any, num_bytes: int, kind: int) -> None:
         """A storage was made."""
@@ -67,24 +68,23 @@ class Account:
         watch.since = self.num_changes
         storage._distlab_watch = watch
         self._watches[id(watch)] = watch
-        self.change(kind, num_bytes)
+        self.move(kind, num_bytes)
 
-    def change(self, kind: int, num_bytes: int) -> None:
+    def move(self, kind: int, num_bytes: int) -> None:
         """So many bytes more, or less."""
         self.now[kind] += num_bytes
-        self.total += num_bytes
-        if self.total > self.peak_total:
-            self.peak_total, self.peak_at = self.total, self.num_changes
-            self.peak[:] = self.now
+        if self.change(num_bytes):
+            self.peak_at = self.num_changes
+            self.then[:] = self.now
 
     def drop(self, watch: Watch) -> None:
         """A storage was freed."""
         del self._watches[id(watch)]
-        self.change(watch.kind, -watch.num_bytes)
+        self.move(watch.kind, -watch.num_bytes)
 
     def at_peak(self) -> dict[str, int]:
         """Bytes by kind, at the time when there were most."""
-        return dict(zip(KINDS, self.peak, strict=True))
+        return dict(zip(KINDS, self.then, strict=True))
 
 
 def _freed(watch: Watch) -> None:
