@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, wraps
 
 from distlab.grading.runs import Plan, Runs, RunSpec
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import NotJudgedError, NotYetError
 
 Judge = Callable[[Runs], str | None]
 
@@ -54,14 +55,20 @@ def clause(
     runs: Plan | Sequence[RunSpec] = (),
     later: Plan | Sequence[RunSpec] = (),
     plays: tuple[int, ...] | None = None,
+    after: Sequence[str] = (),
+    own: str = "",
 ) -> Callable[[Judge], Judge]:
     """Register a function `(runs) -> note` as a check of a task's clause.
 
     It judges at each world size of `worlds` in the order given; the first that fails
-    ends the clause, so the world size that tells most comes first.
+    ends the clause, so the world size that tells most comes first. If a clause in
+    `after` fails too, its mistake explains this failure: see `judged_after`, also for
+    `own`.
     """
 
     def register(judge: Judge) -> Judge:
+        if after:
+            judge = _ordered(judge, task, after, own)
         check = Check(
             task=task,
             clause=clause_id,
@@ -75,6 +82,76 @@ def clause(
         return judge
 
     return register
+
+
+def clauses(
+    task: str,
+    clause_ids: Iterable[str],
+    judge: Callable[[str, Runs], str | None],
+    *,
+    worlds: tuple[int, ...],
+    runs: Plan | Sequence[RunSpec] = (),
+    plays: tuple[int, ...] | None = None,
+    after: Sequence[str] = (),
+    own: str = "",
+) -> None:
+    """Register one function `(clause id, runs) -> note` for several clauses."""
+    for clause_id in clause_ids:
+        clause(
+            task,
+            clause_id,
+            worlds=worlds,
+            runs=runs,
+            plays=plays,
+            after=after,
+            own=own,
+        )(partial(judge, clause_id))
+
+
+@contextmanager
+def judged_after(other: Judge, runs: Runs, where: str, own: str = "") -> Iterator[None]:
+    """Let a failure in this block count only if `other`, the check of `where`, passes.
+
+    "C3 fails too" would send a learner to look for a second mistake where the mistake
+    that C1 names explains both. A failure whose slug is `own` counts all the same.
+
+    Raises:
+        NotJudgedError: `other` fails too.
+        NotYetError: it passes, or the failure is this clause's own.
+    """
+    try:
+        yield
+    except NotYetError as failure:
+        if not _is_own(failure, own) and _fails(other, runs):
+            raise NotJudgedError(f"see {where}") from failure
+        raise
+
+
+def _ordered(judge: Judge, task: str, after: Sequence[str], own: str) -> Judge:
+    @wraps(judge)
+    def judged(runs: Runs) -> str | None:
+        try:
+            return judge(runs)
+        except NotYetError as failure:
+            others = [] if _is_own(failure, own) else checks_of(task)
+            for other in others:
+                if other.clause in after and _fails(other.judge, runs):
+                    raise NotJudgedError(f"see {other.clause}") from failure
+            raise
+
+    return judged
+
+
+def _is_own(failure: NotYetError, own: str) -> bool:
+    return bool(own) and failure.slug == own
+
+
+def _fails(judge: Judge, runs: Runs) -> bool:
+    try:
+        judge(runs)
+    except (NotYetError, NotJudgedError):
+        return True
+    return False
 
 
 def _plan(runs: Plan | Sequence[RunSpec]) -> Plan:

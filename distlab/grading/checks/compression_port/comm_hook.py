@@ -27,7 +27,6 @@ from distlab.grading.checks.compression_port.recorded import (
     steps_with_hook,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.torch_group import finished
 from distlab.grading.kit.values import (
     SINGLE,
@@ -219,15 +218,20 @@ def _small_suspects(run: Run, model: int) -> list[Suspect]:
     ]
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=[ONE_BUCKET, SEVERAL_BUCKETS, TWO_MODELS])
+@clause(
+    TASK,
+    "C2",
+    worlds=WORLDS,
+    runs=[ONE_BUCKET, SEVERAL_BUCKETS, TWO_MODELS],
+    after=("C1",),
+)
 def nothing_is_lost(runs: Runs) -> str | None:
     """All steps, against guesses of what was kept, and under which key."""
-    with judged_after(mean_of_what_was_sent, runs, "C1"):
-        for elements in (ONE, SEVERAL, 0):
-            run = _whole(runs, elements)
-            for step in range(STEPS):
-                for model in range(len(run.values[0])):
-                    _expect_step(run, model, step, partial(_later, run, model, step))
+    for elements in (ONE, SEVERAL, 0):
+        run = _whole(runs, elements)
+        for step in range(STEPS):
+            for model in range(len(run.values[0])):
+                _expect_step(run, model, step, partial(_later, run, model, step))
     return f"n = {runs.world_size}: {STEPS} steps, with one bucket and with several"
 
 

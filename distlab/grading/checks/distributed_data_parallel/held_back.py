@@ -19,8 +19,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     end_to_end,
     tolerance,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError

@@ -44,8 +44,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     order_of,
     watch_gradients,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.values import (
     Suspect,
     expect_equal_bits,
@@ -155,15 +154,18 @@ def _without_flaw(runs: Runs) -> Run:
 
 
 @clause(
-    "distributed_data_parallel.hooks", "C2", worlds=WORLDS, runs=[on_ranks(step_once)]
+    "distributed_data_parallel.hooks",
+    "C2",
+    worlds=WORLDS,
+    runs=[on_ranks(step_once)],
+    after=("C1",),
+    own="launched-by-readiness",
 )
 def same_order_everywhere(runs: Runs) -> str | None:
     """The sums are those of the right layers, where ranks differ in order."""
-    own = "launched-by-readiness"
-    with judged_after(leaves_with_its_last_gradient, runs, "C1", own):
-        run = _without_flaw(runs)
-        _expect_buckets(run)
-        _expect_means(run, runs.seed)
+    run = _without_flaw(runs)
+    _expect_buckets(run)
+    _expect_means(run, runs.seed)
     return f"n = {runs.world_size}: each rank's layers are ready in a different order"
 
 

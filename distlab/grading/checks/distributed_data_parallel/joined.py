@@ -11,9 +11,6 @@ from torch import Tensor
 
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.steps import Tracked, copied
-from distlab.grading.checks.distributed_data_parallel.unused import (
-    unused_counts_as_zero,
-)
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     EventComm,
@@ -25,7 +22,6 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     own_gradients,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.values import (
     Suspect,
     expect_values,
@@ -128,12 +124,15 @@ def one_process(seed: int, n: int, over_all: bool = False) -> OneProcess:
 
 
 @clause(
-    "distributed_data_parallel.unused", "C3", worlds=FEWER, runs=[on_ranks(run_out)]
+    "distributed_data_parallel.unused",
+    "C3",
+    worlds=FEWER,
+    runs=[on_ranks(run_out)],
+    after=("C1",),
 )
 def who_is_out_takes_part(runs: Runs) -> str | None:
     """The weights of one process that has, in each step, what is there."""
-    with judged_after(unused_counts_as_zero, runs, "C1"):
-        return _joined(runs.finished(run_out), runs.seed)
+    return _joined(runs.finished(run_out), runs.seed)
 
 
 def _joined(run: Run, seed: int) -> str:

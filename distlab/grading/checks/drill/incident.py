@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from distlab.given import incidents as given
 from distlab.given.incidents import Incident
 from distlab.grading.checks.drill.histories import Drill, drills, lines_of
-from distlab.grading.clause import clause
+from distlab.grading.clause import clauses
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -222,8 +222,8 @@ MISTAKES = (
 )
 
 
-def _expect(runs: Runs, name: str) -> None:
-    """The incident of each drill of a clause.
+def _judge(name: str, runs: Runs) -> str | None:
+    """Judge the incident of each drill of a clause.
 
     Raises:
         NotYetError: another one was returned.
@@ -246,6 +246,7 @@ def _expect(runs: Runs, name: str) -> None:
                 for rank, kind, text in lines_of(drill)
             ),
         )
+    return None
 
 
 def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
@@ -254,36 +255,5 @@ def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
             yield f"{name}={given_value!r}, expected {right!r}"
 
 
-@clause(TASK, "C1", worlds=(1,), runs=[on_ranks(analyze, name="C1")])
-def the_first_damaged_step(runs: Runs) -> str | None:
-    """The first step and rank; a restart from before it."""
-    _expect(runs, "C1")
-    return None
-
-
-@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(analyze, name="C2")])
-def the_process_that_ended(runs: Runs) -> str | None:
-    """The cause, in whatever order the log has it."""
-    _expect(runs, "C2")
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(analyze, name="C3")])
-def the_rank_that_has_not_entered(runs: Runs) -> str | None:
-    """The rank that all others wait for."""
-    _expect(runs, "C3")
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), runs=[on_ranks(analyze, name="C4")])
-def late_without_a_break(runs: Runs) -> str | None:
-    """Slow now and for a while; a pause is nothing."""
-    _expect(runs, "C4")
-    return None
-
-
-@clause(TASK, "C5", worlds=(1,), runs=[on_ranks(analyze, name="C5")])
-def usable_checkpoints(runs: Runs) -> str | None:
-    """The newest that was saved, not refused, and not damaged."""
-    _expect(runs, "C5")
-    return None
+for _name in ("C1", "C2", "C3", "C4", "C5"):
+    clauses(TASK, (_name,), _judge, worlds=(1,), runs=[on_ranks(analyze, name=_name)])

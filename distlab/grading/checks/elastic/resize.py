@@ -23,7 +23,7 @@ from distlab.grading.checks.elastic.scripts import (
     shorter,
 )
 from distlab.grading.checks.elastic.world import Fact, Settings
-from distlab.grading.clause import clause
+from distlab.grading.clause import clauses
 from distlab.grading.kit.histories import (
     History,
     Row,
@@ -76,50 +76,20 @@ def _faults_of(script: Script, history: History) -> dict[str, NotYetError]:
 PLAYED = on_ranks(play_scripts)
 
 
-def _expect(runs: Runs, clause_id: str) -> None:
+def _judge(clause_id: str, runs: Runs) -> str | None:
     expect(runs, PLAYED, clause_id, faults)
+    first = f"{len(BY_HAND)} scripts by hand, {NUM_RANDOM} of faults in virtual time"
+    return first if clause_id == "C1" else None
 
 
-@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def rounds_begin_once(runs: Runs) -> str | None:
-    """Regroup for those that have not joined, when a member joins or is lost."""
-    _expect(runs, "C1")
-    return f"{len(BY_HAND)} scripts by hand, {NUM_RANDOM} of faults in virtual time"
-
-
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def ranks_and_global_batch(runs: Runs) -> str | None:
-    """No holes, survivors first, at most max_members; steps of accumulation."""
-    _expect(runs, "C2")
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def newest_state(runs: Runs) -> str | None:
-    """Of the last generation, the member with the newest step."""
-    _expect(runs, "C3")
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def stale_members(runs: Runs) -> str | None:
-    """A Refuse for them and no others."""
-    _expect(runs, "C4")
-    return None
-
-
-@clause(TASK, "C5", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def in_time(runs: Runs) -> str | None:
-    """Form at max_members or after grace_s; Stop after timeout_s."""
-    _expect(runs, "C5")
-    return None
-
-
-@clause(TASK, "C6", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def one_side_goes_on(runs: Runs) -> str | None:
-    """With a majority of the last generation a Form, without it none."""
-    _expect(runs, "C6")
-    return None
+clauses(
+    TASK,
+    ("C1", "C2", "C3", "C4", "C5", "C6"),
+    _judge,
+    worlds=(1,),
+    plays=SIZES,
+    runs=[PLAYED],
+)
 
 
 # ── what is wrong ───────────────────────────────────────────────────────────────────

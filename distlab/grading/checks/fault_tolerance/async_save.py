@@ -12,8 +12,7 @@ from distlab.grading.checks.fault_tolerance.async_runs import (
     save_in_turn,
     wait_for_the_end,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run

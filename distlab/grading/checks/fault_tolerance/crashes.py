@@ -23,8 +23,7 @@ from distlab.grading.checks.fault_tolerance.save import (
     saves,
     the_manifest_comes_last,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError

@@ -22,7 +22,6 @@ from distlab.grading.checks.fault_tolerance.players import (
     through_files,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -245,18 +244,14 @@ def _refusal(
 RESUMED = [on_ranks(resume, size=size) for size in SIZES]
 
 
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=RESUMED)
+@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=RESUMED, after=("C1", "C2"))
 def bit_equal(runs: Runs) -> str | None:
     """Every item after restore; the weights after each later step; another model."""
-    with (
-        judged_after(what_is_shared, runs, "C1"),
-        judged_after(what_is_own, runs, "C2"),
-    ):
-        for size in SIZES:
-            record = worked_out(runs, resume, size=size).values[0]
-            _expect_restored(record, size)
-            for what, (said, same) in record["others"].items():
-                _expect_refused(what, said, same)
+    for size in SIZES:
+        record = worked_out(runs, resume, size=size).values[0]
+        _expect_restored(record, size)
+        for what, (said, same) in record["others"].items():
+            _expect_refused(what, said, same)
     return f"{AFTER} steps after the resume; dropout, master weights, residuals"
 
 
@@ -376,14 +371,13 @@ def _which(one: Any, mean: Any, total: Any, first: Any) -> str:
 RESIZES = [on_ranks(resize, old=old, new=new) for old, new in RESIZED]
 
 
-@clause(TASK, "C4", worlds=(1,), plays=(2, 3, 1), runs=RESIZES)
+@clause(TASK, "C4", worlds=(1,), plays=(2, 3, 1), runs=RESIZES, after=("C3",))
 def another_number(runs: Runs) -> str | None:
     """After restore on more and on fewer ranks."""
-    with judged_after(bit_equal, runs, "C3"):
-        for old, new in RESIZED:
-            record = worked_out(runs, resize, old=old, new=new).values[0]
-            setting = f"saved by {old} rank{'s' * (old > 1)}, restored on {new}"
-            _expect_resized(record, old, setting)
+    for old, new in RESIZED:
+        record = worked_out(runs, resize, old=old, new=new).values[0]
+        setting = f"saved by {old} rank{'s' * (old > 1)}, restored on {new}"
+        _expect_resized(record, old, setting)
     return ", ".join(f"{old} to {new}" for old, new in RESIZED) + " ranks"
 
 

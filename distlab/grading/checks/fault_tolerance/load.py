@@ -20,7 +20,6 @@ from distlab.grading.checks.fault_tolerance.disks import (
 )
 from distlab.grading.checks.fault_tolerance.save import NotedDisk
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -231,52 +230,50 @@ def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> Non
         raise NotYetError(f"{setting}: load returns step {got}, but {record['wrong']}")
 
 
-@clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
+@clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
 def what_was_refused(runs: Runs) -> str | None:
     """One line for each refused checkpoint, with the name of the file."""
-    with judged_after(the_newest_complete, runs, "C1"):
-        for (what, _, step, name), record in judged(runs):
-            if step is None or step < 0:
-                continue
-            lines, wanted = record["refused"], 1 if name else 0
-            setting = f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
-            if len(lines) != wanted:
-                raise NotYetError(
-                    f"{setting}: `refused` has {len(lines)} lines, expected {wanted}: "
-                    f"{listed(lines)}"
-                )
-            if name and (name not in lines[0] or "\n" in lines[0]):
-                raise NotYetError(
-                    f'{setting}: `refused` has "{lines[0]}", expected one line that '
-                    f'names "{name}"'
-                )
-            if name and len(lines[0]) < len(name) + 8:
-                raise NotYetError(
-                    f'{setting}: `refused` has "{lines[0]}", which does not say why'
-                )
+    for (what, _, step, name), record in judged(runs):
+        if step is None or step < 0:
+            continue
+        lines, wanted = record["refused"], 1 if name else 0
+        setting = f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
+        if len(lines) != wanted:
+            raise NotYetError(
+                f"{setting}: `refused` has {len(lines)} lines, expected {wanted}: "
+                f"{listed(lines)}"
+            )
+        if name and (name not in lines[0] or "\n" in lines[0]):
+            raise NotYetError(
+                f'{setting}: `refused` has "{lines[0]}", expected one line that '
+                f'names "{name}"'
+            )
+        if name and len(lines[0]) < len(name) + 8:
+            raise NotYetError(
+                f'{setting}: `refused` has "{lines[0]}", which does not say why'
+            )
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
+@clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
 def none_or_an_error(runs: Runs) -> str | None:
     """No checkpoint at all, and none that is complete."""
-    with judged_after(the_newest_complete, runs, "C1"):
-        for (what, _, step, name), record in judged(runs):
-            if step == -1 and (record["raised"] or record["step"] != -1):
-                got = record["raised"] or f"step {record['step']}"
-                raise NotYetError(f"{what}: load gives {got}, expected None")
-            if step is None and record["raised"] != "CheckpointError":
-                got = record["raised"] or "None"
-                raise NotYetError(
-                    f"{what}: load gives {got}, expected a CheckpointError",
-                    slug="" if record["raised"] else "silent-restart",
-                    rule=""
-                    if record["raised"]
-                    else "None only if there is no manifest at all",
-                )
-            if step is None and name not in record["refused"][0]:
-                raise NotYetError(
-                    f'{what}: the CheckpointError says "{record["refused"][0]}", '
-                    f'which does not name "{name}"'
-                )
+    for (what, _, step, name), record in judged(runs):
+        if step == -1 and (record["raised"] or record["step"] != -1):
+            got = record["raised"] or f"step {record['step']}"
+            raise NotYetError(f"{what}: load gives {got}, expected None")
+        if step is None and record["raised"] != "CheckpointError":
+            got = record["raised"] or "None"
+            raise NotYetError(
+                f"{what}: load gives {got}, expected a CheckpointError",
+                slug="" if record["raised"] else "silent-restart",
+                rule=""
+                if record["raised"]
+                else "None only if there is no manifest at all",
+            )
+        if step is None and name not in record["refused"][0]:
+            raise NotYetError(
+                f'{what}: the CheckpointError says "{record["refused"][0]}", '
+                f'which does not name "{name}"'
+            )
     return None

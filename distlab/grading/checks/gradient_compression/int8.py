@@ -36,7 +36,6 @@ from distlab.grading.checks.gradient_compression.int8_steps import (
     wrapped,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import brief, expect_equal_bits, largest_error
 from distlab.grading.runs import Runs, RunSpec, on_ranks
@@ -236,14 +235,13 @@ def near_the_sum(runs: Runs) -> str | None:
     return f"n = {runs.world_size}: {127 // runs.world_size} levels"
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=_near)
+@clause(TASK, "C2", worlds=WORLDS, runs=_near, after=("C1",), own="int8-overflow")
 def no_overflow(runs: Runs) -> str | None:
     """All ranks' largest elements in one place; then a residual; then bfloat16."""
-    with judged_after(near_the_sum, runs, "C1", "int8-overflow"):
-        _expect_sum(runs, 0, 0, ("int8-overflow", "fractional-levels", "levels-of-128"))
-        _expect_room_for_the_residual(runs)
-        if runs.world_size == 1:
-            _expect_own_numbers_fit(runs)
+    _expect_sum(runs, 0, 0, ("int8-overflow", "fractional-levels", "levels-of-128"))
+    _expect_room_for_the_residual(runs)
+    if runs.world_size == 1:
+        _expect_own_numbers_fit(runs)
     return None
 
 
@@ -292,24 +290,23 @@ def _second(steps: Gradients) -> list[list[Tensor]]:
     return [of_buckets[1] for of_buckets in steps]
 
 
-@clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)])
+@clause(TASK, "C3", worlds=WORLDS, runs=[on_ranks(compress)], after=("C2",))
 def rounding_is_made_up_for(runs: Runs) -> str | None:
     """The sum over the steps, of elements that each step alone rounds to zero."""
     n = runs.world_size
-    with judged_after(no_overflow, runs, "C2"):
-        run = runs.finished(compress)
-        # The element that sets the scale may have a residual too.
-        bound = 1.001 * n * scale_of(gradients(runs.seed, n)[0][0], 127 // n) * 1.1
-        total = torch.zeros(SIZE, dtype=torch.float64)
-        found = [torch.zeros(SIZE, dtype=torch.float64) for _ in range(n)]
-        for step in range(STEPS):
-            total += torch.stack(gradients(runs.seed, n)[step][0]).sum(0)
-            for rank, flat in enumerate(sums_of(run, step, 0)):
-                found[rank] += flat.double()
-        for rank, actual in enumerate(found):
-            if off(actual, total) > bound:
-                _expect_own_residuals(runs)
-                _lost(rank, actual, total, bound)
+    run = runs.finished(compress)
+    # The element that sets the scale may have a residual too.
+    bound = 1.001 * n * scale_of(gradients(runs.seed, n)[0][0], 127 // n) * 1.1
+    total = torch.zeros(SIZE, dtype=torch.float64)
+    found = [torch.zeros(SIZE, dtype=torch.float64) for _ in range(n)]
+    for step in range(STEPS):
+        total += torch.stack(gradients(runs.seed, n)[step][0]).sum(0)
+        for rank, flat in enumerate(sums_of(run, step, 0)):
+            found[rank] += flat.double()
+    for rank, actual in enumerate(found):
+        if off(actual, total) > bound:
+            _expect_own_residuals(runs)
+            _lost(rank, actual, total, bound)
     return f"{STEPS} steps: off by less than one rounding"
 
 

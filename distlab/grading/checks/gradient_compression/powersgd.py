@@ -40,8 +40,7 @@ from distlab.grading.checks.gradient_compression.several import (
     expect_one_wait,
     expect_others,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
 from distlab.grading.runs import Runs, RunSpec, on_ranks

@@ -17,8 +17,7 @@ from distlab.grading.checks.imagenet_trainer.parts import (
     new_job,
     row_of,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.values import SINGLE, Suspect, close, expect_values
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -212,23 +211,18 @@ CLIPS = (
 )
 
 
-@clause(TASK, "C3", worlds=WORLDS, runs=[FREE, CLIPPED])
+@clause(TASK, "C3", worlds=WORLDS, runs=[FREE, CLIPPED], after=("C1", "C2"))
 def clipped_once(runs: Runs) -> str | None:
     """The weights of the first step with a small clip_norm."""
-    with judged_after(as_one_process, runs, "C1"), judged_after(sent_once, runs, "C2"):
-        _expect(runs, SMALL, 0, "weights", "the clipped weights", CLIPS)
+    _expect(runs, SMALL, 0, "weights", "the clipped weights", CLIPS)
     return f"n = {runs.world_size}: norm {SMALL}"
 
 
-@clause(TASK, "C4", worlds=WORLDS, runs=[FREE, CLIPPED])
+@clause(TASK, "C4", worlds=WORLDS, runs=[FREE, CLIPPED], after=("C1", "C3"))
 def skipped(runs: Runs) -> str | None:
     """Learning rate, average, scale and weights over all steps; one overflows."""
-    with (
-        judged_after(as_one_process, runs, "C1"),
-        judged_after(clipped_once, runs, "C3"),
-    ):
-        for clip_norm in (1e9, SMALL):
-            _expect_all_steps(runs, clip_norm)
+    for clip_norm in (1e9, SMALL):
+        _expect_all_steps(runs, clip_norm)
     return f"n = {runs.world_size}: {STEPS} steps, step {OVERFLOW + 1} is skipped"
 
 

@@ -14,7 +14,6 @@ from distlab.given.training_state import Run
 from distlab.grading.checks.imagenet_trainer import parts
 from distlab.grading.checks.imagenet_trainer.parts import new_job, row_of
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -137,28 +136,27 @@ def _last(log: list[str], place: int) -> str:
     return f'"{log[place - 1]}"' if place else "the call"
 
 
-@clause(TASK, "C6", worlds=(1,), plays=(1,), runs=[WHOLE])
+@clause(TASK, "C6", worlds=(1,), plays=(1,), runs=[WHOLE], after=("C5",))
 def averaged(runs: Runs) -> str | None:
     """The weights in each evaluation, and those after it."""
-    with judged_after(in_order, runs, "C5"):
-        record = worked_out(runs, epochs, stop=0).values[0]
-        if not all(record["evaluated"]):
-            raise NotYetError(
-                "job.evaluate got a model that has not the weights of job.average",
-                slug="own-weights-evaluated",
-                rule="with job.average.in_place_of(job.model): around job.evaluate",
-            )
-        if not all(record["resumed"]):
-            raise NotYetError(
-                "the weights after an evaluation are not those of the last step before "
-                "it: training goes on from others"
-            )
-        if not all(record["kept"]):
-            raise NotYetError(
-                "in on_epoch the model does not have its own weights, but those of the "
-                "evaluation",
-                rule="call on_epoch after the block of in_place_of",
-            )
+    record = worked_out(runs, epochs, stop=0).values[0]
+    if not all(record["evaluated"]):
+        raise NotYetError(
+            "job.evaluate got a model that has not the weights of job.average",
+            slug="own-weights-evaluated",
+            rule="with job.average.in_place_of(job.model): around job.evaluate",
+        )
+    if not all(record["resumed"]):
+        raise NotYetError(
+            "the weights after an evaluation are not those of the last step before "
+            "it: training goes on from others"
+        )
+    if not all(record["kept"]):
+        raise NotYetError(
+            "in on_epoch the model does not have its own weights, but those of the "
+            "evaluation",
+            rule="call on_epoch after the block of in_place_of",
+        )
     return f"{END - START} evaluations"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from distlab.grading.checks.pipeline_parallel.clock import (
     Entry,
     lead,
@@ -22,7 +24,7 @@ from distlab.sim.plans import closed_forms as forms
 TIMES = ((1, 2), (2, 1), (1, 1))  # t_f and t_b
 
 
-def _judge_time(runs: Runs, name: str) -> str:
+def _judge_time(name: str, runs: Runs) -> str:
     note = ""
     for plan in complete_plans(runs, name):
         for forward, backward in TIMES:
@@ -87,34 +89,14 @@ def _slow(
     )
 
 
-@clause(
-    "pipeline_parallel.gpipe",
-    "C3",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="gpipe")],
-)
-def gpipe_takes_its_time(runs: Runs) -> str | None:
-    """The closed form, exactly."""
-    return _judge_time(runs, "gpipe")
-
-
-@clause(
-    "pipeline_parallel.one_f_one_b",
-    "C2",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="one_f_one_b")],
-)
-def one_f_one_b_takes_its_time(runs: Runs) -> str | None:
-    """The closed form, exactly."""
-    return _judge_time(runs, "one_f_one_b")
-
-
-@clause(
-    "pipeline_parallel.interleaved",
-    "C2",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="interleaved")],
-)
-def interleaved_takes_its_time(runs: Runs) -> str | None:
-    """The closed form, exactly."""
-    return _judge_time(runs, "interleaved")
+for _name, _clause_id in (
+    ("gpipe", "C3"),
+    ("one_f_one_b", "C2"),
+    ("interleaved", "C2"),
+):
+    clause(
+        f"pipeline_parallel.{_name}",
+        _clause_id,
+        worlds=(1,),
+        runs=[on_ranks(make_schedules, name=_name)],
+    )(partial(_judge_time, _name))

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -171,7 +172,7 @@ def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, st
     return "", ""
 
 
-def _judge_complete(runs: Runs, name: str) -> None:
+def _judge_complete(name: str, runs: Runs) -> None:
     for plan in _plans(runs, name):
         expect_complete(plan)
 
@@ -184,28 +185,13 @@ def complete_plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
         yield plan
 
 
-@clause(
-    "pipeline_parallel.gpipe",
-    "C1",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="gpipe")],
-)
-def gpipe_is_complete(runs: Runs) -> str | None:
-    """Each entry once, forward before backward."""
-    _judge_complete(runs, "gpipe")
-    return None
-
-
-@clause(
-    "pipeline_parallel.one_f_one_b",
-    "C1",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="one_f_one_b")],
-)
-def one_f_one_b_is_complete(runs: Runs) -> str | None:
-    """Each entry once, forward before backward."""
-    _judge_complete(runs, "one_f_one_b")
-    return None
+for _name in ("gpipe", "one_f_one_b"):
+    clause(
+        f"pipeline_parallel.{_name}",
+        "C1",
+        worlds=(1,),
+        runs=[on_ranks(make_schedules, name=_name)],
+    )(partial(_judge_complete, _name))
 
 
 @clause(
@@ -216,7 +202,7 @@ def one_f_one_b_is_complete(runs: Runs) -> str | None:
 )
 def interleaved_is_complete(runs: Runs) -> str | None:
     """The same through every chunk; m that n does not divide is refused."""
-    _judge_complete(runs, "interleaved")
+    _judge_complete("interleaved", runs)
     told = _worked_out(runs, "interleaved")["refused"]
     for (n, m, v), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
@@ -259,7 +245,7 @@ def _bound(plan: SchedulePlan, rank: int) -> int:
     return (plan.v - 1) * plan.n + 2 * (plan.n - 1 - rank) + 1
 
 
-def _judge_peaks(runs: Runs, name: str) -> str:
+def _judge_peaks(name: str, runs: Runs) -> str:
     note = ""
     for plan in complete_plans(runs, name):
         peaks = [peak(schedule) for schedule in plan.schedules]
@@ -282,23 +268,10 @@ def _judge_peaks(runs: Runs, name: str) -> str:
     return note
 
 
-@clause(
-    "pipeline_parallel.one_f_one_b",
-    "C3",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="one_f_one_b")],
-)
-def one_f_one_b_keeps_few(runs: Runs) -> str | None:
-    """Stage r keeps n - r."""
-    return _judge_peaks(runs, "one_f_one_b")
-
-
-@clause(
-    "pipeline_parallel.interleaved",
-    "C3",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="interleaved")],
-)
-def interleaved_keeps_few(runs: Runs) -> str | None:
-    """A bound that does not grow with m."""
-    return _judge_peaks(runs, "interleaved")
+for _name in ("one_f_one_b", "interleaved"):
+    clause(
+        f"pipeline_parallel.{_name}",
+        "C3",
+        worlds=(1,),
+        runs=[on_ranks(make_schedules, name=_name)],
+    )(partial(_judge_peaks, _name))

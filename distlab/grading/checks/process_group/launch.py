@@ -18,9 +18,8 @@ from distlab.grading.checks.process_group.lives import (
     Script,
     scripts,
 )
-from distlab.grading.clause import clause
+from distlab.grading.clause import clauses
 from distlab.grading.kit import launcher_actions
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.histories import (
     History,
     Row,
@@ -81,37 +80,23 @@ def _fact(action: Any) -> Fact:
 PLAYED = on_ranks(play_lives)
 
 
-def _expect(runs: Runs, clause_id: str) -> None:
+def _judge(clause_id: str, runs: Runs) -> str | None:
     expect_no_fault(runs, PLAYED, clause_id, scripts(runs.seed), faults)
+    first = f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that end"
+    return first if clause_id == "C1" else None
 
 
-@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def all_start_and_all_end(runs: Runs) -> str | None:
-    """Each rank once in generation 1; exit code 0 when the last has ended."""
-    _expect(runs, "C1")
-    return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that end"
-
-
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def a_failure_stops_the_others(runs: Runs) -> str | None:
-    """SIGTERM to those alive, once; SIGKILL after grace_s to those alive then."""
-    _expect(runs, "C2")
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def restarts_have_a_budget(runs: Runs) -> str | None:
-    """All ranks again, in the next generation, as often as the window allows."""
-    _expect(runs, "C3")
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def the_exit_code_is_true(runs: Runs) -> str | None:
-    """The first failure's, or the interruption's; nothing starts after that one."""
-    with judged_after(a_failure_stops_the_others, runs, "C2", "code-of-the-last"):
-        _expect(runs, "C4")
-    return None
+clauses(TASK, ("C1", "C2", "C3"), _judge, worlds=(1,), plays=SIZES, runs=[PLAYED])
+clauses(
+    TASK,
+    ("C4",),
+    _judge,
+    worlds=(1,),
+    plays=SIZES,
+    runs=[PLAYED],
+    after=("C2",),
+    own="code-of-the-last",
+)
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────

@@ -22,8 +22,7 @@ from distlab.grading.checks.process_group.scripts import (
     shorter,
     text_of,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clauses
 from distlab.grading.kit.histories import (
     Compared,
     History,
@@ -76,38 +75,23 @@ def play_scripts(
 PLAYED = on_ranks(play_scripts)
 
 
-@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def the_store_replies(runs: Runs) -> str | None:
-    """Set, get, add and compare_set, beside the contract."""
-    expect(runs, PLAYED, "C1", faults)
-    return f"{len(BY_HAND) + NUM_RANDOM} scripts of messages"
+def _judge(clause_id: str, runs: Runs) -> str | None:
+    expect(runs, PLAYED, clause_id, faults)
+    first = f"{len(BY_HAND) + NUM_RANDOM} scripts of messages"
+    return first if clause_id == "C1" else None
 
 
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def what_is_not_there_is_waited_for(runs: Runs) -> str | None:
-    """Get and wait are answered after the message that brings the last value."""
-    expect(runs, PLAYED, "C2", faults)
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def names_become_ranks(runs: Runs) -> str | None:
-    """0 … n - 1, each once, when all n are there; asked again, the same."""
-    expect(runs, PLAYED, "C3", faults)
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def generations_are_apart(runs: Runs) -> str | None:
-    """An older one is refused and changes nothing; a newer one begins empty."""
-    own = "stale-generation"
-    with (
-        judged_after(the_store_replies, runs, "C1", own),
-        judged_after(what_is_not_there_is_waited_for, runs, "C2", own),
-        judged_after(names_become_ranks, runs, "C3", own),
-    ):
-        expect(runs, PLAYED, "C4", faults)
-    return None
+clauses(TASK, ("C1", "C2", "C3"), _judge, worlds=(1,), plays=SIZES, runs=[PLAYED])
+clauses(
+    TASK,
+    ("C4",),
+    _judge,
+    worlds=(1,),
+    plays=SIZES,
+    runs=[PLAYED],
+    after=("C1", "C2", "C3"),
+    own="stale-generation",
+)
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────

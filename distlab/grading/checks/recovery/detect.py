@@ -20,8 +20,7 @@ from distlab.grading.checks.recovery.reports import (
     right,
     usual,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, clauses
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -222,7 +221,7 @@ def _faults(
     return found
 
 
-def _expect(runs: Runs, clause_id: str) -> None:
+def _judge(clause_id: str, runs: Runs) -> None:
     known = cases(runs.seed)
     told = worked_out(runs, find_conditions).values[0]
     wrong = next((one for one in told if isinstance(one, str)), None)
@@ -282,27 +281,10 @@ def the_usual_step(runs: Runs) -> str | None:
     return f"{len(found)} sets of reports"
 
 
-@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(find_conditions)])
-def those_that_ended(runs: Runs) -> str | None:
-    """has_ended decides; such a rank is in no other list."""
-    _expect(runs, "C2")
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
-def who_is_at_fault(runs: Runs) -> str | None:
-    """Not who waits, not who saves, not by heartbeat, not by seconds."""
-    with judged_after(the_usual_step, runs, "C1"):
-        _expect(runs, "C3")
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), runs=[on_ranks(find_conditions), on_ranks(find_usual)])
-def merely_late(runs: Runs) -> str | None:
-    """Later than twice the usual step and within the limit; never a first step."""
-    with (
-        judged_after(the_usual_step, runs, "C1"),
-        judged_after(who_is_at_fault, runs, "C3", "first-step"),
-    ):
-        _expect(runs, "C4")
-    return None
+CONDITIONS = on_ranks(find_conditions)
+BOTH = [CONDITIONS, on_ranks(find_usual)]
+clauses(TASK, ("C2",), _judge, worlds=(1,), runs=[CONDITIONS])
+clauses(TASK, ("C3",), _judge, worlds=(1,), runs=BOTH, after=("C1",))
+clauses(
+    TASK, ("C4",), _judge, worlds=(1,), runs=BOTH, after=("C1", "C3"), own="first-step"
+)

@@ -36,7 +36,7 @@ from distlab.grading.checks.recovery.words import (
     evidence,
     expected_words,
 )
-from distlab.grading.clause import clause
+from distlab.grading.clause import clauses
 from distlab.grading.kit import launcher_actions
 from distlab.grading.kit.histories import (
     History,
@@ -319,40 +319,17 @@ def _of_members(contract: SupervisorContract, members: dict[int, int]) -> str:
 PLAYED = on_ranks(play_faults)
 
 
-def _expect(runs: Runs, clause_id: str) -> None:
+def _judge(clause_id: str, runs: Runs) -> str | None:
     expect_no_fault(runs, PLAYED, clause_id, scripts(runs.seed), faults)
+    first = f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that fail"
+    return first if clause_id == "C1" else None
 
 
-@clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def they_start_and_are_done(runs: Runs) -> str | None:
-    """There are n + k processes, one group, and an end with 0."""
-    _expect(runs, "C1")
-    return f"{len(BY_HAND) + NUM_RANDOM} scripts of processes that fail"
-
-
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def a_standby_takes_the_rank(runs: Runs) -> str | None:
-    """Survivors keep their ranks; deaths of several, of standbys, while forming."""
-    _expect(runs, "C2")
-    return None
-
-
-@clause(TASK, "C3", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def late_events_change_nothing(runs: Runs) -> str | None:
-    """SIGKILL to a frozen process; events of older generations, twice, too late."""
-    _expect(runs, "C3")
-    return None
-
-
-@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def restarts_have_a_limit(runs: Runs) -> str | None:
-    """The window counts, for members and standbys; enough processes, or an end."""
-    _expect(runs, "C4")
-    return None
-
-
-@clause(TASK, "C5", worlds=(1,), plays=SIZES, runs=[PLAYED])
-def it_gives_up_with_the_cause(runs: Runs) -> str | None:
-    """A step that fails again and again; SIGTERM, grace_s, SIGKILL, the code."""
-    _expect(runs, "C5")
-    return None
+clauses(
+    TASK,
+    ("C1", "C2", "C3", "C4", "C5"),
+    _judge,
+    worlds=(1,),
+    plays=SIZES,
+    runs=[PLAYED],
+)

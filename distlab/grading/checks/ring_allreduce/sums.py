@@ -26,8 +26,7 @@ from distlab.grading.checks.ring_allreduce.steps import (
     expect_ring,
     told,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.kit.messages import calls_of_each, expect_messages, numbers
 from distlab.grading.kit.values import SINGLE, expect_values, same_everywhere

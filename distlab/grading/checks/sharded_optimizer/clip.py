@@ -13,7 +13,6 @@ from distlab.grading.checks.sharded_optimizer.mistakes import buckets_of, owner_
 from distlab.grading.checks.sharded_optimizer.scenarios import flat
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -113,11 +112,12 @@ def _suspects(norm: Tensor, parts: list[Tensor], max_norm: float) -> list[Suspec
     return [*suspects, after]
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)])
+@clause(
+    TASK, "C2", worlds=WORLDS, runs=[on_ranks(shards.clip_gradients)], after=("C1",)
+)
 def scaled_to_max_norm(runs: Runs) -> str | None:
     """The shards' gradients after clip."""
-    with judged_after(one_norm_for_all, runs, "C1"):
-        _expect_scaled(runs)
+    _expect_scaled(runs)
     return None
 
 

@@ -14,7 +14,6 @@ from distlab.grading.checks.sharded_optimizer.mistakes import owner_of_each
 from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -204,11 +203,10 @@ def _expect_complete(
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
 
 
-@clause(TASK, "C2", worlds=WORLDS, runs=_with_adam)
+@clause(TASK, "C2", worlds=WORLDS, runs=_with_adam, after=("C1",))
 def continued_elsewhere(runs: Runs) -> str | None:
     """All that SGD and Adam keep; and a step at another number of ranks."""
-    with judged_after(saved_by_name, runs, "C1"):
-        return _continued(runs)
+    return _continued(runs)
 
 
 def _continued(runs: Runs) -> str:

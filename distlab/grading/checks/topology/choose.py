@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from distlab.grading.checks.topology.forms import NAMES, NodesModel
-from distlab.grading.clause import clause
+from distlab.grading.clause import clauses
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -78,7 +78,8 @@ def _read(chosen: Any) -> str:
 # ── the judge ───────────────────────────────────────────────────────────────────────
 
 
-def _judge(runs: Runs, kinds: Sequence[NodesModel]) -> str:
+def _judge(clause_id: str, runs: Runs) -> str:
+    kinds = FLAT if clause_id == "C1" else ON_NODES
     told = worked_out(runs, choose_all).values[0]
     every = (*FLAT, *ON_NODES)
     rows = [told[every.index(nodes)] for nodes in kinds]
@@ -173,13 +174,6 @@ def _are(
     return True
 
 
-@clause("topology.choose", "C1", worlds=(1,), runs=[on_ranks(choose_all)])
-def best_where_links_are_alike(runs: Runs) -> str | None:
-    """By the formulas, for 1 to 1,024 ranks."""
-    return _judge(runs, FLAT)
-
-
-@clause("topology.choose", "C2", worlds=(1,), runs=[on_ranks(choose_all)])
-def best_on_nodes(runs: Runs) -> str | None:
-    """By the formulas, which know that an uplink is shared."""
-    return _judge(runs, ON_NODES)
+clauses(
+    "topology.choose", ("C1", "C2"), _judge, worlds=(1,), runs=[on_ranks(choose_all)]
+)

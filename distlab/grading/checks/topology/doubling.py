@@ -20,8 +20,7 @@ from distlab.grading.checks.topology.nodes import (
     sum_of,
     told_of,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.lent import expect_own_memory
 from distlab.grading.kit.messages import expect_sent
 from distlab.grading.kit.values import (

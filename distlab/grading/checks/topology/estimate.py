@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -186,7 +186,7 @@ def _ideal(link: AlphaBeta) -> AlphaBeta:
     return AlphaBeta(alpha_s=0.0, bytes_per_s=link.bytes_per_s)
 
 
-def _judge(runs: Runs, name: str) -> str:
+def _judge(name: str, runs: Runs) -> str:
     told = worked_out(runs, estimate_all).values[0]
     for (n, size, _), values in zip(settings(), told, strict=True):
         if isinstance(values, str):
@@ -245,19 +245,7 @@ def _wrong(
     )
 
 
-@clause("topology.predict", "C1", worlds=(1,), runs=[on_ranks(estimate_all)])
-def naive_is_estimated(runs: Runs) -> str | None:
-    """Seconds of simulated runs, and of the formula."""
-    return _judge(runs, "naive")
-
-
-@clause("topology.predict", "C2", worlds=(1,), runs=[on_ranks(estimate_all)])
-def ring_is_estimated(runs: Runs) -> str | None:
-    """The same."""
-    return _judge(runs, "ring")
-
-
-@clause("topology.predict", "C3", worlds=(1,), runs=[on_ranks(estimate_all)])
-def doubling_is_estimated(runs: Runs) -> str | None:
-    """The same, and for any n."""
-    return _judge(runs, "recursive doubling")
+for _number, _name in enumerate(NAMES, 1):
+    clause(
+        "topology.predict", f"C{_number}", worlds=(1,), runs=[on_ranks(estimate_all)]
+    )(partial(_judge, _name))

@@ -235,7 +235,7 @@ def _only_own_chunks(nodes: Nodes, before: list[Tensor], after: list[Tensor]) ->
     )
 
 
-def _judge(runs: Runs, of_one_size: bool) -> None:
+def _judge(of_one_size: bool, runs: Runs) -> None:
     run = runs.finished(over_nodes, of_one_size=of_one_size)
     expect_messages(run, "a sum over the ranks needs messages")
     n = runs.world_size
@@ -268,25 +268,15 @@ def _judge(runs: Runs, of_one_size: bool) -> None:
         )
 
 
-@clause(
+every_rank_has_the_sum = clause(
     "topology.hierarchical",
     "C1",
     worlds=(4, 6),
     runs=[on_ranks(over_nodes, of_one_size=True)],
-)
-def every_rank_has_the_sum(runs: Runs) -> str | None:
-    """Nodes of one size, with consecutive ranks and with others."""
-    _judge(runs, True)
-    return None
-
-
-@clause(
+)(partial(_judge, True))
+any_nodes = clause(
     "topology.hierarchical",
     "C2",
     worlds=(3, 4, 6, 1),
     runs=[on_ranks(over_nodes, of_one_size=False)],
-)
-def any_nodes(runs: Runs) -> str | None:
-    """Nodes of different sizes, nodes of one rank, a single node."""
-    _judge(runs, False)
-    return None
+)(partial(_judge, False))

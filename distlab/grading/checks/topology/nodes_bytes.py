@@ -14,8 +14,7 @@ from distlab.grading.checks.topology.nodes import (
     over_nodes,
     settings,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.runs import Runs, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence

@@ -16,8 +16,7 @@ from distlab.grading.checks.trainer.evaluate_mistakes import (
     wrong_accuracies,
     wrong_losses,
 )
-from distlab.grading.clause import clause
-from distlab.grading.kit.clause_order import judged_after
+from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.uneven import (
     left_early,
     made,
