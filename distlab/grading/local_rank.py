@@ -8,7 +8,6 @@ from distlab.grading.clause import Check
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.kit.nodes import local_rank, ranks_per_node
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner.autopsy import Evidence
 
 SLUG = "local-rank-as-rank"
 
@@ -34,14 +33,14 @@ def local_rank_used(check: Check, runs: PlayedRuns) -> NotYetError | None:
         f"{where} local_rank: with {n} ranks on {nodes} nodes this clause fails, with "
         "all of them on one node it passes",
         slug=SLUG,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state=f"node {rank // ranks_per_node(n)}",
-                text=f"comm.local_rank is {local_rank(rank, n)}",
+        evidence=[
+            (
+                rank,
+                f"node {rank // ranks_per_node(n)}",
+                f"comm.local_rank is {local_rank(rank, n)}",
             )
             for rank in range(n)
-        ),
+        ],
         rule="use comm.rank: comm.local_rank starts at 0 on each node",
     )
 

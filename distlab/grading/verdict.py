@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -33,7 +33,8 @@ class NotYetError(Exception):
     `slug` names the misconception, if one is known; "no diagnosis" is better than a
     wrong one. `rule` is what to do, said only where the diagnosis is sure. `kind` is
     the headline's word: NOT YET, DEADLOCK, TIME or MEMORY. `evidence` has lines for the
-    ranks, `output` is what these printed. `fatal` means that the task's other clauses
+    ranks: each is an Evidence, or simply `(rank, state, text)`. `output` is what the
+    ranks printed. `fatal` means that the task's other clauses
     cannot be judged, `run` is what it is about, and `played` how many ranks there were
     where one process played them all.
     """
@@ -43,7 +44,7 @@ class NotYetError(Exception):
         message: str,
         *,
         slug: str = "",
-        evidence: tuple[Evidence, ...] = (),
+        evidence: Iterable[Evidence | tuple[int, str, str]] = (),
         rule: str = "",
         kind: str = "NOT YET",
         fatal: bool = False,
@@ -54,7 +55,7 @@ class NotYetError(Exception):
         super().__init__(message)
         self.message: Final = message
         self.slug: Final = slug
-        self.evidence: Final = evidence
+        self.evidence: Final = tuple(map(_line, evidence))
         self.rule: Final = rule
         self.kind: Final = kind
         self.fatal: Final = fatal
@@ -77,6 +78,14 @@ class NotYetError(Exception):
         }
         assert facts.keys() >= changes.keys()
         return NotYetError(**{**facts, **changes})
+
+
+def _line(line: Evidence | tuple[int, str, str]) -> Evidence:
+    if not isinstance(line, tuple):
+        return line
+    from distlab.runner.autopsy import Evidence
+
+    return Evidence(*line)
 
 
 class NotJudgedError(Exception):

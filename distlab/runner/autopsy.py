@@ -24,7 +24,7 @@ SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evidence:
     """One rank's line in an autopsy: `rank 0  waiting  call #2 send → 1  file:41`.
 

@@ -28,7 +28,6 @@ from distlab.grading.kit.again import is_played_once
 from distlab.grading.runs import Records, Runs, RunSpec, Scenario
 from distlab.grading.verdict import STANDING, NotJudgedError, NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 MARGIN = 1.1
 FEW_BYTES, FEW_OPERATIONS = 64, 1000  # a flag or a count more is not worth a verdict
@@ -201,10 +200,10 @@ def no_more_cost(mine: Bill, right: Bill, excused: Container[str] = ()) -> None:
             raise NotYetError(
                 f"rank {rank} {verb} {own[rank]:,.0f} {what}; in the reference no rank "
                 f"{verb} more than {most:,.0f}",
-                evidence=tuple(
-                    Evidence(rank=r, state=what, text=f"{x:,.0f}   reference {y:,.0f}")
+                evidence=[
+                    (r, what, f"{x:,.0f}   reference {y:,.0f}")
                     for r, (x, y) in enumerate(zip(own, reference, strict=True))
-                ),
+                ],
             )
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
 DTYPES = (torch.int64, torch.bfloat16, torch.float32)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (2, 1, 3), (0,))
@@ -95,15 +94,15 @@ def expect_each(
         raise NotYetError(
             f"with a tensor of dtype {name} and shape {list(before[0].shape)} {what} "
             f"is wrong on {on}",
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="wrong" if rank in wrong else "right",
-                    text=f"got {_numbers(got)}   expected {_numbers(right)}",
+            evidence=[
+                (
+                    rank,
+                    "wrong" if rank in wrong else "right",
+                    f"got {_numbers(got)}   expected {_numbers(right)}",
                 )
                 for rank, (got, right) in enumerate(zip(after, wanted, strict=True))
                 if not ranks or rank in ranks
-            ),
+            ],
         )
 
 

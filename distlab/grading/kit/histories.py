@@ -165,12 +165,12 @@ def last_rows(
     if len(shown) > room:
         num, shown = len(shown) - room + 1, shown[1 - room :]
         text = f"{num} event{'s' * (num > 1)} before"
-        left_out = (Evidence(rank=NOBODY, state="…", text=text),)
+        left_out = (Evidence(NOBODY, "…", text),)
     return left_out + tuple(
         Evidence(
-            rank=max(row.peer, NOBODY),
-            state=f"{row.time_s:.4g} s" if has_times else f"#{number}",
-            text=row.request if row.request in (GONE, RESTARTED) else words(row),
+            max(row.peer, NOBODY),
+            f"{row.time_s:.4g} s" if has_times else f"#{number}",
+            row.request if row.request in (GONE, RESTARTED) else words(row),
         )
         for number, row in shown
     )

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,9 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
             f"after {name} rank {moved[0]}'s tensor has other memory: the tensor that "
             "it is a part of keeps the old values",
             slug="not-in-place",
-            evidence=tuple(
-                Evidence(rank=rank, state="moved", text="tensor.data_ptr() has changed")
-                for rank in moved
-            ),
+            evidence=[
+                (rank, "moved", "tensor.data_ptr() has changed") for rank in moved
+            ],
             rule="write the values into the caller's tensor: tensor.copy_(…)",
         )
     written = [rank for rank, value in enumerate(values) if not value["beside"]]
@@ -69,9 +67,8 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
         raise NotYetError(
             f"{name} writes beside the elements of rank {written[0]}'s tensor: they "
             "are a part of a larger one",
-            evidence=tuple(
-                Evidence(rank=rank, state="written", text="memory of other elements")
-                for rank in written
-            ),
+            evidence=[
+                (rank, "written", "memory of other elements") for rank in written
+            ],
             rule="write only to the elements of the caller's tensor",
         )

@@ -108,7 +108,7 @@ def is_readable(plans: Sequence[list[int] | str]) -> TypeGuard[Plan]:
 def table(plans: Sequence[Sequence[int]]) -> tuple[Evidence, ...]:
     """What each rank has, one line per rank."""
     return tuple(
-        Evidence(rank=rank, state=_count(len(plan)), text=listed(plan))
+        Evidence(rank, _count(len(plan)), listed(plan))
         for rank, plan in enumerate(plans)
     )
 

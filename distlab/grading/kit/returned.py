@@ -9,7 +9,6 @@ from torch import Tensor
 
 from distlab.grading.kit.values import close, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import Evidence
 
 _NARROW = (
     (7, 32, (torch.float32,)),
@@ -99,14 +98,14 @@ def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) 
                 f"the returned loss is right to about {digits} digits: it was sent in "
                 f"a tensor of {bits} bits",
                 slug="wrong-dtype",
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="wrong" if rank in wrong else "right",
-                        text=f"got {float(number):.10g}   {wanted}",
+                evidence=[
+                    (
+                        rank,
+                        "wrong" if rank in wrong else "right",
+                        f"got {float(number):.10g}   {wanted}",
                     )
                     for rank, number in enumerate(told)
-                ),
+                ],
                 rule="torch.zeros(1) is float32: send the loss in a tensor with "
                 "dtype=torch.float64",
             )

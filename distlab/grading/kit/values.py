@@ -78,11 +78,7 @@ def expect_values(
         if not close(a, e, tolerance)
     ]
     evidence = tuple(
-        Evidence(
-            rank=rank,
-            state="wrong" if rank in wrong else "right",
-            text=_beside(a, e, tolerance),
-        )
+        Evidence(rank, "wrong" if rank in wrong else "right", _beside(a, e, tolerance))
         for rank, (a, e) in enumerate(zip(actual, expected, strict=True))
     )
     evidence += _put_there(expected, evidence)
@@ -116,7 +112,7 @@ def _put_there(
     if not found:
         return ()
     text = f"the check put {' and '.join(found)} into a rank's data: expected to stay"
-    return (Evidence(rank=NOBODY, state="given", text=text),)
+    return (Evidence(NOBODY, "given", text),)
 
 
 def _right_to_some_digits(
@@ -200,8 +196,7 @@ def expect_equal_bits(
     if not odd:
         return
     evidence = tuple(
-        Evidence(rank=rank, state="digest", text=digest(value))
-        for rank, value in enumerate(values)
+        Evidence(rank, "digest", digest(value)) for rank, value in enumerate(values)
     )
     raise NotYetError(
         f"{what} is right on every rank up to rounding, but not the same bits",

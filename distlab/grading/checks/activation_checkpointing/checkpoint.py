@@ -17,7 +17,6 @@ from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 from distlab.saved_tensors import SavedTensors
 
 WORLDS = (3, 2, 4, 5, 1)
@@ -254,15 +253,15 @@ def _differ(
     return NotYetError(
         message,
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state=what,
-                text=f"without {_digest(value['plain'][what])}   "
+        evidence=[
+            (
+                rank,
+                what,
+                f"without {_digest(value['plain'][what])}   "
                 f"with checkpoint {_digest(value['again'][what])}",
             )
             for rank, value in enumerate(run.values)
-        ),
+        ],
         rule=rule,
     )
 

@@ -24,7 +24,6 @@ from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
 WORLDS = (2, 1)  # nothing is sent; two ranks draw different numbers
 NON_REENTRANT = "use_reentrant=False keeps forward's graph, without its tensors"
@@ -113,14 +112,14 @@ def asked_by_name(runs: Runs) -> str | None:
         if not all(map(torch.equal, value["again"], value["plain"])):
             raise NotYetError(
                 f"torch.autograd.grad returns wrong gradients on rank {rank}",
-                evidence=(
-                    Evidence(
-                        rank=rank,
-                        state="bits",
-                        text=f"without {digest(*value['plain'])}   "
+                evidence=[
+                    (
+                        rank,
+                        "bits",
+                        f"without {digest(*value['plain'])}   "
                         f"with_torch {digest(*value['again'])}",
-                    ),
-                ),
+                    )
+                ],
                 rule=NON_REENTRANT,
             )
     return None

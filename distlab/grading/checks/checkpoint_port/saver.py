@@ -55,9 +55,7 @@ def _lives(runs: Runs) -> list[list[dict[str, Any]]]:
 
 
 def _told(texts: Sequence[str], state: str = "has") -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(rank=rank, state=state, text=text) for rank, text in enumerate(texts)
-    )
+    return tuple(Evidence(rank, state, text) for rank, text in enumerate(texts))
 
 
 # ── C1: weights and optimizer ───────────────────────────────────────────────────────

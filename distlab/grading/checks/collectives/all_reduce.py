@@ -192,9 +192,9 @@ def _in_small_numbers(runs: Runs) -> tuple[Evidence, ...]:
         return ()
     return tuple(
         Evidence(
-            rank=rank,
-            state="right" if sums.right(now) else "wrong",
-            text=f"had {had.item():g}   got {now.sum().item():g}   "
+            rank,
+            "right" if sums.right(now) else "wrong",
+            f"had {had.item():g}   got {now.sum().item():g}   "
             f"expected {sums.total.item():g}",
         )
         for rank, (had, now) in enumerate(zip(sums.before, sums.after, strict=True))

@@ -252,8 +252,6 @@ def _hot_spot(run: Run) -> str:
 
 def _orders(run: Run) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(
-            rank=rank, state="finished", text=f"sends to {', '.join(map(str, own))}"
-        )
+        Evidence(rank, "finished", f"sends to {', '.join(map(str, own))}")
         for rank, own in enumerate(_sends(run))
     )

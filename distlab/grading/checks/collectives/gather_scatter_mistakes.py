@@ -68,7 +68,7 @@ class Outputs:
                 self._firsts, (self.inputs[rank], output, expected[rank])
             )
             text = f"had {had}   got {got}   expected {right}"
-            lines.append(Evidence(rank=rank, state=state, text=text))
+            lines.append(Evidence(rank, state, text))
         return tuple(lines)
 
     def _firsts(self, tensor: Tensor) -> str:

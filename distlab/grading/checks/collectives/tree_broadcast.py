@@ -172,5 +172,5 @@ def _timetable(
         )
         turns = [f"→ {dst} in {rounds[dst]}" for dst in own]
         text = f"{has}; sends {', '.join(turns)}" if own else f"{has}; sends nothing"
-        lines.append(Evidence(rank=rank, state="finished", text=text))
+        lines.append(Evidence(rank, "finished", text))
     return tuple(lines)

@@ -335,10 +335,9 @@ def _expect_bytes(rank: int, call: dict[str, Any], n: int, ratio: float) -> None
         f"rank {rank} sends {sent} bytes for a bucket, expected at most {limit}: "
         f"{n - 1} times {k} indices and values",
         slug=slug,
-        evidence=tuple(
-            Evidence(rank=rank, state="sent", text=f"{name}: {count} bytes")
-            for name, count in call["sent"][:4]
-        ),
+        evidence=[
+            (rank, "sent", f"{name}: {count} bytes") for name, count in call["sent"][:4]
+        ],
         rule=rule,
     )
 
@@ -392,6 +391,5 @@ def _expect_no_wait(step: list[dict[str, Any]], number: int) -> None:
 
 def _told(counts: list[int], what: str = "calls of the hook") -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(rank=rank, state="has", text=f"{count} {what}")
-        for rank, count in enumerate(counts)
+        Evidence(rank, "has", f"{count} {what}") for rank, count in enumerate(counts)
     )

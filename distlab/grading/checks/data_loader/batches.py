@@ -262,14 +262,14 @@ def _difference(
 
 def _steps(plans: list[Batches]) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(rank=rank, state=f"{len(plan)} steps", text=_cut(plan))
+        Evidence(rank, f"{len(plan)} steps", _cut(plan))
         for rank, plan in enumerate(plans)
     )
 
 
 def _step(parts: Plan) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(rank=rank, state=f"{len(part)} of the batch", text=listed(part) or "–")
+        Evidence(rank, f"{len(part)} of the batch", listed(part) or "–")
         for rank, part in enumerate(parts)
     )
 

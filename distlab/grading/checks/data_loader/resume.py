@@ -141,8 +141,8 @@ def _named(
 
 def _rows(rank: int, rest: Batches, expected: Batches) -> tuple[Evidence, ...]:
     return (
-        Evidence(rank=rank, state="continues", text=_flat(rest)),
-        Evidence(rank=rank, state="expected", text=_flat(expected)),
+        Evidence(rank, "continues", _flat(rest)),
+        Evidence(rank, "expected", _flat(expected)),
     )
 
 
@@ -217,10 +217,10 @@ def fits_another_number_of_ranks(runs: Runs) -> str | None:
                 f"{_setting(case)} on {n} ranks, continued on {m}: "
                 f"{_what_differs(rest, expected)}",
                 slug="position-per-rank",
-                evidence=tuple(
-                    Evidence(rank=rank, state="continues", text=_flat(batches))
+                evidence=[
+                    (rank, "continues", _flat(batches))
                     for rank, batches in enumerate(case["rest"])
-                ),
+                ],
                 rule="count global batches: that count fits any number of ranks",
             )
     if found["differing"]:

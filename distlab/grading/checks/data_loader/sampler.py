@@ -89,10 +89,10 @@ def _same_again(case: Case) -> NotYetError | None:
     return NotYetError(
         f"{_setting(case)}: {sentence}",
         slug="" if is_used else "not-reproducible",
-        evidence=(
-            Evidence(rank=rank, state="first", text=_start(first[rank])),
-            Evidence(rank=rank, state="second", text=_start(again[rank])),
-        ),
+        evidence=[
+            (rank, "first", _start(first[rank])),
+            (rank, "second", _start(again[rank])),
+        ],
         rule="the order depends on seed and epoch only"
         + "; iterating changes neither" * is_used,
     )
@@ -108,10 +108,10 @@ def _straight_on(case: Case) -> NotYetError | None:
     return NotYetError(
         f"{_setting(case)}: rank {rank} gets another order in epoch {epoch} if the "
         "sampler was not iterated in the epochs before",
-        evidence=(
-            Evidence(rank=rank, state="after all", text=_start(last[rank])),
-            Evidence(rank=rank, state="straight", text=_start(straight[rank])),
-        ),
+        evidence=[
+            (rank, "after all", _start(last[rank])),
+            (rank, "straight", _start(straight[rank])),
+        ],
         rule="the order depends on seed and epoch only",
     )
 
@@ -191,7 +191,7 @@ def _told_by_rank_0(
     message: str, orders: list[Plan], slug: str, rule: str
 ) -> NotYetError:
     evidence = tuple(
-        Evidence(rank=0, state=f"epoch {epoch}", text=_start(plans[0]))
+        Evidence(0, f"epoch {epoch}", _start(plans[0]))
         for epoch, plans in enumerate(orders[:3])
     )
     return NotYetError(message, slug=slug, evidence=evidence, rule=rule)

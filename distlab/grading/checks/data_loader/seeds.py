@@ -15,7 +15,6 @@ from distlab.grading.kit.plans import disturb, in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 # Ranks, data workers of each, epochs. The small ones are made again, and with other
 # seeds; each of the large ones goes far in one direction, as long runs do.
@@ -164,10 +163,10 @@ def _shared(case: dict[str, Any]) -> NotYetError | None:
         f"{ranks} ranks, {workers} data workers each: {where[0]} and {where[1]} draw "
         f"the same random numbers{though}",
         slug="worker-seeds-shared",
-        evidence=tuple(
-            Evidence(rank=key[1], state=f"worker {key[2]}, epoch {key[0]}", text=text)
+        evidence=[
+            (key[1], f"worker {key[2]}, epoch {key[0]}", text)
             for key, text in ((k, f"seed {seeds[k]}") for k in (one, other))
-        ),
+        ],
         rule=rule,
     )
 

@@ -23,7 +23,6 @@ from distlab.grading.kit.plans import (
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 # Ten on four is small enough for a table and tells nearly everything.
 SETTINGS = (
@@ -118,10 +117,7 @@ def _expect_same_again(runs: Runs, place: int) -> None:
         f"{on(case['num_samples'], len(shares))}: called twice for rank {rank}, "
         "shard_indices gives different samples, so the shards do not fit together",
         slug="not-reproducible",
-        evidence=(
-            Evidence(rank=rank, state="first", text=listed(shares[-1])),
-            Evidence(rank=rank, state="second", text=listed(again)),
-        ),
+        evidence=[(rank, "first", listed(shares[-1])), (rank, "second", listed(again))],
         rule="all ranks use the same rule; do not use random numbers here",
     )
 

@@ -277,7 +277,5 @@ def _table(model: Model, buckets: Buckets) -> tuple[Evidence, ...]:
             f"tensor {place} ({model.bytes_of(place)} B)" if place >= 0 else "another"
             for place in bucket[:5]
         )
-        lines.append(
-            Evidence(rank=NOBODY, state=f"bucket {number}", text=text or "empty")
-        )
+        lines.append(Evidence(NOBODY, f"bucket {number}", text or "empty"))
     return tuple(lines)

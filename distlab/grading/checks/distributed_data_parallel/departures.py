@@ -40,9 +40,7 @@ def lane(events: list[Happened]) -> str:
 def lanes(run: Run, part: str) -> tuple[Evidence, ...]:
     """That of each of the first ranks."""
     return tuple(
-        Evidence(
-            rank=record.rank, state="order", text=lane(record.value[part]["events"])
-        )
+        Evidence(record.rank, "order", lane(record.value[part]["events"]))
         for record in run.ranks[:4]
     )
 

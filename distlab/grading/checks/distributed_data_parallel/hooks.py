@@ -144,9 +144,7 @@ def _without_flaw(runs: Runs) -> Run:
     for record in run.ranks:
         for told in (record.value or {}).values():
             if "flaw" in told:
-                found = Evidence(
-                    rank=record.rank, state="order", text=lane(told["events"])
-                )
+                found = Evidence(record.rank, "order", lane(told["events"]))
                 raise NotYetError(
                     f"rank {record.rank}: {told['flaw']}", evidence=(found,)
                 )

@@ -30,7 +30,6 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
 LEARNING_RATE = 0.5
 BATCHES = (1, 3, 0, 2)
@@ -173,15 +172,15 @@ def _expect_yields(run: Run, batches: list[int]) -> None:
     if told != missed:
         raise NotYetError(
             "join() does not yield once for each step of the other ranks",
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="right" if told[rank] == missed[rank] else "wrong",
-                    text=f"{own} batches; join() yielded {told[rank]} times, "
+            evidence=[
+                (
+                    rank,
+                    "right" if told[rank] == missed[rank] else "wrong",
+                    f"{own} batches; join() yielded {told[rank]} times, "
                     f"expected {missed[rank]}",
                 )
                 for rank, own in enumerate(batches)
-            ),
+            ],
             rule="yield after each step in which some rank has a batch",
         )
 

@@ -14,7 +14,6 @@ from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 TASK = "drill.incident"
 _NAMES = Incident._fields
@@ -241,10 +240,7 @@ def _judge(name: str, runs: Runs) -> str | None:
             + "; ".join(_differences(drill.expected, answer)),
             slug=mistake.slug if mistake else "",
             rule=mistake.rule if mistake else "",
-            evidence=tuple(
-                Evidence(rank=rank, state=kind, text=text)
-                for rank, kind, text in lines_of(drill)
-            ),
+            evidence=[(rank, kind, text) for rank, kind, text in lines_of(drill)],
         )
     return None
 

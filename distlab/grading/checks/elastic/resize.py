@@ -140,8 +140,8 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
             slug=slug,
             rule=rule or facts(contract, event, expected, actual),
             evidence=(
-                Evidence(rank=NOBODY, state="made with", text=numbers),
-                Evidence(rank=NOBODY, state="script", text=text),
+                Evidence(NOBODY, "made with", numbers),
+                Evidence(NOBODY, "script", text),
                 *last_rows(shown, _words, place - is_none, beside=2),
             ),
         )

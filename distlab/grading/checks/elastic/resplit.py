@@ -150,11 +150,10 @@ class Split:
     def table(self) -> tuple[Evidence, ...]:
         """What each rank has, step by step."""
         rows = [
-            Evidence(rank=rank, state=_num(len(shard), "step"),
-                     text=" | ".join(map(listed, shard[:6])))
+            Evidence(rank, _num(len(shard), "step"), " | ".join(map(listed, shard[:6])))
             for rank, shard in enumerate(self.plan[:5])
         ]  # fmt: skip
-        return (Evidence(rank=NOBODY, state="left", text=listed(self.left)), *rows)
+        return (Evidence(NOBODY, "left", listed(self.left)), *rows)
 
     def error(self, message: str, rule: str, slug: str = "") -> NotYetError:
         """What is wrong with this call."""

@@ -26,7 +26,6 @@ from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 TASK = "fault_tolerance.full_state"
 SIZES = (3, 1)
@@ -301,14 +300,14 @@ def _expect_restored(record: dict[str, Any], size: int) -> None:
         f"not what was saved; {when}",
         slug=slug,
         rule=rule,
-        evidence=tuple(
-            Evidence(
-                rank=number,
-                state="wrong" if unlike else "right",
-                text=f"not restored: {', '.join(unlike)}" if unlike else "all restored",
+        evidence=[
+            (
+                number,
+                "wrong" if unlike else "right",
+                f"not restored: {', '.join(unlike)}" if unlike else "all restored",
             )
             for number, unlike in enumerate(record["unlike"])
-        ),
+        ],
         played=size,
     )
 

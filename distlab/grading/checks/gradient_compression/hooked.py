@@ -158,7 +158,7 @@ def expect_no_wait_in_call(run: Run) -> None:
 def heard_lines(run: Run) -> tuple[Evidence, ...]:
     """The calls of each rank's first step in a line."""
     return tuple(
-        Evidence(rank=record.rank, state="calls", text=_line(record.value["heard"]))
+        Evidence(record.rank, "calls", _line(record.value["heard"]))
         for record in run.ranks[:4]
     )
 

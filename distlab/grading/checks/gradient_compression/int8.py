@@ -60,9 +60,9 @@ def _rows(
     """On each rank the element that is farthest from the ranks' sum."""
     return tuple(
         Evidence(
-            rank=rank,
-            state="wrong" if off(a, total) > bound else "right",
-            text=f"{largest_error(a, total, 4)}, give or take {bound:.3g}"
+            rank,
+            "wrong" if off(a, total) > bound else "right",
+            f"{largest_error(a, total, 4)}, give or take {bound:.3g}"
             if a.shape == total.shape
             else f"shape {list(a.shape)}   expected {list(total.shape)}",
         )
@@ -349,14 +349,14 @@ def _lost(rank: int, actual: Tensor, total: Tensor, bound: float) -> None:
         f"rank {rank}: after {STEPS} steps the sum of all buckets is off by "
         f"{off(actual, total):.3g}, expected at most {bound:.3g}",
         slug="no-error-feedback" if gone else "",
-        evidence=(
-            Evidence(
-                rank=rank,
-                state="wrong",
-                text=f"small elements: got {brief(actual[at])}   expected "
+        evidence=[
+            (
+                rank,
+                "wrong",
+                f"small elements: got {brief(actual[at])}   expected "
                 f"{brief(total[at])}",
-            ),
-        ),
+            )
+        ],
         rule="keep corrected - rounded * scale, and add it in the next step"
         if gone
         else "",

@@ -12,7 +12,7 @@ from distlab.grading.clause import clause
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.runner.autopsy import NOBODY
 
 TASK = "gradient_compression.top_k"
 CASES = ((40, 0.1), (3, 0.1), (30, 0.01), (7, 0.5), (5, 1.0), (1, 0.3))
@@ -73,10 +73,7 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
         raise NotYetError(
             f"{what} the indices are not those of the largest magnitudes",
             slug=fits[0] if len(fits) == 1 else "",
-            evidence=tuple(
-                Evidence(rank=NOBODY, state=name, text=_values(values, at))
-                for name, at in shown
-            ),
+            evidence=[(NOBODY, name, _values(values, at)) for name, at in shown],
         )
     if dtype != "int32":
         is_wide = dtype == "int64"

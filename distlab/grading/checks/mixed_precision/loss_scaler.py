@@ -29,7 +29,6 @@ from distlab.grading.kit.values import brief, close
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 CALM = 4  # steps before the first overflow
@@ -155,13 +154,9 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
     raise NotYetError(
         sentence,
         slug=slug,
-        evidence=(
-            Evidence(
-                rank=rank,
-                state="wrong",
-                text=f"got {brief(found)}   expected {brief(scaled / scale)}",
-            ),
-        ),
+        evidence=[
+            (rank, "wrong", f"got {brief(found)}   expected {brief(scaled / scale)}")
+        ],
         rule="divide .grad by the scale once per step, in place, whether or not "
         "unscale_ was called before step",
     )
@@ -255,14 +250,10 @@ def _wrong_decision(
     return NotYetError(
         sentence,
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state=text[rank],
-                text="inf or nan" if flags[step][rank] else "all finite",
-            )
+        evidence=[
+            (rank, text[rank], "inf or nan" if flags[step][rank] else "all finite")
             for rank in range(n)
-        ),
+        ],
         rule=rule,
     )
 

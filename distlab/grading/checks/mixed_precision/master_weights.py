@@ -32,7 +32,6 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 HALF_WORLD = 2  # where float16 is tried as well
@@ -395,6 +394,6 @@ def _expect_model(down: dict[str, Any], step: int, rank: int) -> None:
             or f"after step {step + 1} the model's parameter {name} is not the "
             "master's value, rounded",
             slug=slug,
-            evidence=(Evidence(rank=rank, state="wrong", text=text),),
+            evidence=[(rank, "wrong", text)],
             rule="after each step copy every master into its parameter",
         )

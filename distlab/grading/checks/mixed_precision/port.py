@@ -149,9 +149,9 @@ def computed_narrow_kept_wide(runs: Runs) -> str | None:
 def _expect_types(records: list[dict[str, Any]]) -> None:
     for rank, record in enumerate(records):
         evidence = Evidence(
-            rank=rank,
-            state="types",
-            text=f"weights {', '.join(record['kept'])}   "
+            rank,
+            "types",
+            f"weights {', '.join(record['kept'])}   "
             f"activations {', '.join(record['widths']) or 'none'}",
         )
         if set(record["kept"]) != {"torch.float32"}:
@@ -302,10 +302,7 @@ def _alone(run: Run, step: int) -> bool:
 
 
 def _told(values: list[Any], state: str) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(rank=rank, state=state, text=str(value))
-        for rank, value in enumerate(values)
-    )
+    return tuple(Evidence(rank, state, str(value)) for rank, value in enumerate(values))
 
 
 # ── C3: the scale ───────────────────────────────────────────────────────────────────

@@ -166,9 +166,9 @@ def _stairs(
     part = slice(first, step + 3)
     return tuple(
         Evidence(
-            rank=rank,
-            state="as expected" if f == e else "wrong",
-            text=f"from step {first + 1} on {_text(f[part])}, expected {_text(e[part])}"
+            rank,
+            "as expected" if f == e else "wrong",
+            f"from step {first + 1} on {_text(f[part])}, expected {_text(e[part])}"
             if f != e
             else f"from step {first + 1} on {_text(f[part])}",
         )

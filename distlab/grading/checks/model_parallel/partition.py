@@ -177,9 +177,9 @@ def _setting(costs: Costs, num_stages: int) -> str:
 def _table(costs: Costs, stages: list[list[int]]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            rank=number,
-            state=f"costs {sum(costs[i] for i in stage if i < len(costs)):g}",
-            text="layers " + (" ".join(map(str, stage)) or "none"),
+            number,
+            f"costs {sum(costs[i] for i in stage if i < len(costs)):g}",
+            "layers " + (" ".join(map(str, stage)) or "none"),
         )
         for number, stage in enumerate(stages)
     )

@@ -39,7 +39,7 @@ from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import SENDS, Evidence
+from distlab.runner.autopsy import SENDS
 
 # Three first: with two there is no stage in the middle.
 WORLDS = (3, 2, 4, 5, 1)
@@ -290,10 +290,10 @@ def _expect_one_forward(run: Run) -> None:
             f"in {len(SIZES)} steps the stage of rank {rank} runs {counts[rank]} "
             f"times, where {len(SIZES)} are enough",
             slug="stage-runs-again",
-            evidence=tuple(
-                Evidence(rank=rank, state="runs", text=f"its stage {count} times")
+            evidence=[
+                (rank, "runs", f"its stage {count} times")
                 for rank, count in enumerate(counts)
-            ),
+            ],
             rule="keep the output of the forward: backward starts at it",
         )
 

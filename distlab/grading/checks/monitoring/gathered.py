@@ -177,9 +177,9 @@ def _expect_no_totals(
 def _beside(rows: list[list[float]], right: list[Row]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            rank=place,
-            state="record",
-            text=f"rank {row[0]:.0f}  loss {row[4]:.4g}  samples {row[5]:.0f}  "
+            place,
+            "record",
+            f"rank {row[0]:.0f}  loss {row[4]:.4g}  samples {row[5]:.0f}  "
             f"checksum {row[7]:.10g}",
         )
         for place, row in enumerate(rows[: len(right)])

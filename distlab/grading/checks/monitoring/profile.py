@@ -266,6 +266,6 @@ def communication_alone(runs: Runs) -> str | None:
 def lines(spans: Spans) -> tuple[Evidence, ...]:
     """Both lanes, as far as they fit."""
     return tuple(
-        Evidence(rank=NOBODY, state=lane, text=_spans(sorted(getattr(spans, lane))))
+        Evidence(NOBODY, lane, _spans(sorted(getattr(spans, lane))))
         for lane in Spans._fields
     )

@@ -61,9 +61,9 @@ def shown(step: Sequence[Row]) -> tuple[Evidence, ...]:
     """What each rank recorded of its time, loss and samples."""
     return tuple(
         Evidence(
-            rank=row.rank,
-            state=f"{row.num_samples} samples",
-            text=f"data {row.data_s:.2f} s  compute {row.compute_s:.2f} s  "
+            row.rank,
+            f"{row.num_samples} samples",
+            f"data {row.data_s:.2f} s  compute {row.compute_s:.2f} s  "
             f"communication {row.communication_s:.2f} s  loss {row.loss:.4g}",
         )
         for row in step

@@ -18,7 +18,6 @@ from distlab.grading.kit.values import brief, close, largest_error
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 T = TypeVar("T")
 WORLDS = (3, 2, 1, 4)
@@ -181,10 +180,10 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
             if poisoned
             else f"reduce_gradients returns {_told(counts)}; all elements are finite",
             slug="nan-after-reduce" if everywhere else "",
-            evidence=tuple(
-                Evidence(rank=r, state=f"returned {c}", text=f"expected {e}")
+            evidence=[
+                (r, f"returned {c}", f"expected {e}")
                 for r, (c, e) in enumerate(zip(counts, expected, strict=True))
-            ),
+            ],
             rule=f"count before the all_reduce: {after}" if everywhere else "",
         )
     for place in range(len(SHAPES)):

@@ -131,12 +131,12 @@ def _of_time(history: History) -> Iterator[Evidence]:
         wait = " ".join(f"{row.communication_s:.3g}" for row in rows[:_STEPS])
         more = " …" * (len(rows) > _STEPS)
         words = f"own {own}{more}  communication {wait}{more}"
-        yield Evidence(rank=rank, state="s", text=words)
+        yield Evidence(rank, "s", words)
 
 
 def _of_checksums(history: History) -> Iterator[Evidence]:
     for row in history.steps[0][:_LINES]:
-        yield Evidence(rank=row.rank, state="checksum", text=str(row.checksum))
+        yield Evidence(row.rank, "checksum", str(row.checksum))
 
 
 def _of_counts(history: History) -> Iterator[Evidence]:
@@ -145,7 +145,7 @@ def _of_counts(history: History) -> Iterator[Evidence]:
         counts = " ".join(str(row.num_nonfinite) for row in rows)
         no_loss = [str(k) for k, row in enumerate(rows, 1) if math.isnan(row.loss)]
         more = f"  loss nan in step {', '.join(no_loss)}" if no_loss else ""
-        yield Evidence(rank=rank, state="num_nonfinite", text=f"{counts}{more}")
+        yield Evidence(rank, "num_nonfinite", f"{counts}{more}")
 
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(find_stragglers)])

@@ -105,11 +105,7 @@ def _expect_clock(run: dict[str, Any], seed: int) -> None:
         "correct": "the time of day is set back by 3600 s",
     }
     lines = tuple(
-        Evidence(
-            rank=NOBODY,
-            state=f"{difference:+.2f} s",
-            text="while " + what[event].format(seconds),
-        )
+        Evidence(NOBODY, f"{difference:+.2f} s", "while " + what[event].format(seconds))
         for (event, seconds), difference in zip(script(seed), told, strict=True)
     )
     if _near(told, clocks[WALL]):

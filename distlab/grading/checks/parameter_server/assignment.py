@@ -83,9 +83,7 @@ def one_server_each(runs: Runs) -> str | None:
                 f"{call} names server {unknown[0]}; they are 0 … {num_servers - 1}"
             )
         if any(other != servers for other in of_ranks):
-            rows = [
-                Evidence(rank=r, state="", text=str(s)) for r, s in enumerate(of_ranks)
-            ]
+            rows = [Evidence(r, "", str(s)) for r, s in enumerate(of_ranks)]
             raise NotYetError(
                 f"{call} differs between ranks",
                 slug="assigned-per-rank",
@@ -128,12 +126,12 @@ def balanced_by_bytes(runs: Runs) -> str | None:
                 "could move",
                 slug=_balance_slug(runs),
                 evidence=(
-                    Evidence(rank=NOBODY, state="returned", text=str(servers)),
+                    Evidence(NOBODY, "returned", str(servers)),
                     *(
                         Evidence(
-                            rank=NOBODY,
-                            state=f"server {server}",
-                            text=f"{sum(own)} bytes: {' '.join(map(str, own))}",
+                            NOBODY,
+                            f"server {server}",
+                            f"{sum(own)} bytes: {' '.join(map(str, own))}",
                         )
                         for server, own in enumerate(placed)
                     ),

@@ -58,7 +58,7 @@ def start(num_workers: int) -> Evidence:
     text = f"weights {shown(weights().tolist())}, lr {LR}, n {num_workers}"
     if num_workers > WITH_NAN[0]:
         text += f"; push {WITH_NAN[1]} of worker {WITH_NAN[0]} has a nan on purpose"
-    return Evidence(rank=NOBODY, state="start", text=text)
+    return Evidence(NOBODY, "start", text)
 
 
 CODEC = Codec(request_of, reply_of)

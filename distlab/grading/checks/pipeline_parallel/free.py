@@ -236,14 +236,14 @@ def nothing_is_kept(runs: Runs) -> str | None:
             raise NotYetError(
                 f"{case.name}: more microbatches are kept than are in flight",
                 slug="activations-kept" if set(peaks) == {total} else "",
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="kept" if p > w else "right",
-                        text=f"{p} of {total} at once, {w} in flight",
+                evidence=[
+                    (
+                        rank,
+                        "kept" if p > w else "right",
+                        f"{p} of {total} at once, {w} in flight",
                     )
                     for rank, (p, w) in enumerate(zip(peaks, wanted, strict=True))
-                ),
+                ],
                 rule="after its backward drop x, output and everything that holds "
                 "them; retain_graph=True holds them too",
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from distlab.grading.checks.pipeline_parallel.clock import Schedules
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import Evidence
 
 Left = list[tuple[int, list[int]]]
 """Of each backward, in order: its microbatch, and those kept that have had theirs."""
@@ -33,14 +32,10 @@ def expect_let_go(name: str, schedules: Schedules, left: list[Left]) -> None:
     raise NotYetError(
         f"{name}: {sentence}",
         slug="let-go-one-late" if always else "",
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state="kept" if rank in late else "right",
-                text=_told(own),
-            )
+        evidence=[
+            (rank, "kept" if rank in late else "right", _told(own))
             for rank, own in enumerate(left)
-        ),
+        ],
         rule="after its backward drop x, output and everything that holds them, "
         "before the next action",
     )

@@ -48,7 +48,7 @@ def _stuck(
     plan: SchedulePlan, stuck: tuple[tuple[int, Entry, str], ...]
 ) -> NotYetError:
     lines = tuple(
-        Evidence(rank=rank, state="waits", text=f"{named(entry)} needs {needed}")
+        Evidence(rank, "waits", f"{named(entry)} needs {needed}")
         for rank, entry, needed in stuck
     )
     rank, entry, needed = stuck[0]

@@ -64,7 +64,7 @@ class SchedulePlan:
         for rank, schedule in enumerate(self.schedules):
             more = " …" if len(schedule) > _SHOWN else ""
             text = " ".join(map(named, schedule[:_SHOWN])) + more
-            lines.append(Evidence(rank=rank, state=f"{len(schedule)}:", text=text))
+            lines.append(Evidence(rank, f"{len(schedule)}:", text))
         return tuple(lines)
 
 

@@ -31,7 +31,6 @@ from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 PER_MICROBATCH = 2  # samples
 WITH_NAN = 3  # ranks
@@ -236,14 +235,14 @@ def few_in_flight(runs: Runs) -> str | None:
             f"up to {max(peaks)} of {m} microbatches are in flight on a rank; 1F1B "
             f"has {n} on rank 0, and one fewer on each rank after it",
             slug="gpipe-in-disguise" if peaks == [m] * n else "",
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="wrong" if peak > n - rank else "right",
-                    text=f"{order[:24]}   {peak} at most, {n - rank} are enough",
+            evidence=[
+                (
+                    rank,
+                    "wrong" if peak > n - rank else "right",
+                    f"{order[:24]}   {peak} at most, {n - rank} are enough",
                 )
                 for rank, (order, peak) in enumerate(zip(orders, peaks, strict=True))
-            ),
+            ],
             rule="Schedule1F1B: one forward, one backward",
         )
     return f"n = {n}: at most {', '.join(map(str, peaks))} in flight"

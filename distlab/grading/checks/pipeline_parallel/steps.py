@@ -159,9 +159,8 @@ def _expect_one_forward(case: ScheduleCase, runs: list[int]) -> None:
             f"{case.name}: a stage of rank {runs.index(max(runs))} runs {max(runs)} "
             f"times, where {enough} are enough",
             slug="stage-runs-again",
-            evidence=tuple(
-                Evidence(rank=rank, state="runs", text=f"{count} forwards")
-                for rank, count in enumerate(runs)
-            ),
+            evidence=[
+                (rank, "runs", f"{count} forwards") for rank, count in enumerate(runs)
+            ],
             rule="return the output of the forward: backward_step starts at it",
         )

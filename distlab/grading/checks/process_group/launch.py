@@ -134,7 +134,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
             rule=rule,
             played=n,
             evidence=(
-                Evidence(rank=NOBODY, state="Launcher", text=_numbers(script)),
+                Evidence(NOBODY, "Launcher", _numbers(script)),
                 *last_rows(history, _words, one.place - (event == END)),
             ),
         )

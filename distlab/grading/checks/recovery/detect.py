@@ -191,7 +191,7 @@ def _words(case: ReportsCase) -> tuple[Evidence, ...]:
     limit = f"{case.patience:g} usual steps of {unit_s:.4g} s, idle since the later "
     limit += "of since_s and the newest step"
     if unit_s < math.inf:
-        lines.append(Evidence(rank=NOBODY, state="limit", text=limit))
+        lines.append(Evidence(NOBODY, "limit", limit))
     name = "usual steps" if unit_s < math.inf else "s"
     unit_s = unit_s if unit_s < math.inf else 1.0
     for row in sorted(case.rows):
@@ -199,7 +199,7 @@ def _words(case: ReportsCase) -> tuple[Evidence, ...]:
         text = f"idle for {idle_s / unit_s:.1f} {name}, heartbeat "
         text += f"{silent_s / unit_s:.1f} ago" + ", no step yet" * (not row.steps)
         state = "ended" if row.has_ended else row.doing.upper()
-        lines.append(Evidence(rank=row.rank, state=state, text=text))
+        lines.append(Evidence(row.rank, state, text))
     return tuple(lines)
 
 

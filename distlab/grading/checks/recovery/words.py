@@ -24,7 +24,7 @@ def evidence(
 
     Where earlier rows are left out, a line says what there was after them.
     """
-    found = [Evidence(rank=NOBODY, state="Supervisor", text=_numbers(script))]
+    found = [Evidence(NOBODY, "Supervisor", _numbers(script))]
     groups = _groups(rows)
     if len(groups) > _SHOWN:
         kept = [group for group in groups if cause and cause in map(_request, group)]
@@ -62,7 +62,7 @@ def _then(script: Script, rows: Sequence[Row]) -> Evidence:
     if contract.idle:
         text += f", ready: {', '.join(map(str, sorted(contract.idle)))}"
     text += f"; after {len(rows)} event{'s' * (len(rows) > 1)}"
-    return Evidence(rank=NOBODY, state=f"{rows[-1].time_s:.4g} s", text=text)
+    return Evidence(NOBODY, f"{rows[-1].time_s:.4g} s", text)
 
 
 def _line(group: Sequence[Row]) -> Evidence:
@@ -74,7 +74,7 @@ def _line(group: Sequence[Row]) -> Evidence:
         (_, begin, generation), (_, end, _) = _request(first), _request(last)
         steps = f"steps {begin} … {end}" if begin < end else f"step {begin}, copies:"
         text = f"{steps} completed in generation {generation}  →  no action"
-    return Evidence(rank=NOBODY, state=state, text=text)
+    return Evidence(NOBODY, state, text)
 
 
 def expected_words(contract: SupervisorContract, due: Due, part: str) -> str:

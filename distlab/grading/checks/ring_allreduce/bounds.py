@@ -102,7 +102,7 @@ def _flaw(length: int, n: int, bounds: Bounds) -> tuple[str, str]:
 def _drawn(bounds: Bounds, *, at_end: bool = False) -> tuple[Evidence, ...]:
     """The first chunks, or the last ones."""
     lines = [
-        Evidence(rank=NOBODY, state=f"chunk {number}", text=f"({start}, {end})")
+        Evidence(NOBODY, f"chunk {number}", f"({start}, {end})")
         for number, (start, end) in enumerate(bounds)
     ]
     return tuple(lines[-8:] if at_end else lines[:8])

@@ -122,11 +122,7 @@ def _owned(sums: Sums) -> tuple[Evidence, ...]:
     for rank, own in enumerate(sums.owners):
         done = [c for c in range(sums.n) if sums.is_done(rank, c)]
         has = ", ".join(map(str, done)) or "none"
-        lines.append(
-            Evidence(
-                rank=rank, state="returns", text=f"{own}; the sum is in chunk {has}"
-            )
-        )
+        lines.append(Evidence(rank, "returns", f"{own}; the sum is in chunk {has}"))
     return tuple(lines)
 
 
@@ -224,7 +220,7 @@ def _chunk_counts(counts: Sums) -> tuple[Evidence, ...]:
         if not chunks:
             found = ", ".join(map(in_words, counts.counts(tensor)[:4]))
             chunks = ["has the ranks", found]
-        lines.append(Evidence(rank=rank, state="added", text="  ".join(chunks[:4])))
+        lines.append(Evidence(rank, "added", "  ".join(chunks[:4])))
     return tuple(lines)
 
 
@@ -298,7 +294,7 @@ def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
     shares = done.sum(1).tolist()
     if few and bool(done.any(0).all()) and all(0 < s < length for s in shares):
         lines = [
-            Evidence(rank=rank, state="has", text=f"{share} of {length} sums")
+            Evidence(rank, "has", f"{share} of {length} sums")
             for rank, share in enumerate(shares)
         ]
         raise NotYetError(

@@ -124,7 +124,7 @@ def _around(rank: int, plan: list[Entry], index: int) -> tuple[Evidence, ...]:
     """The operations before and at this place."""
     first = max(0, index - _SHOWN + 1)
     lines = [
-        Evidence(rank=rank, state=f"op {number}", text=named(plan[number]))
+        Evidence(rank, f"op {number}", named(plan[number]))
         for number in range(first, index + 1)
     ]
     return tuple(lines)
@@ -161,12 +161,10 @@ def _expect_an_end(setting: Setting, played: Played) -> None:
             f"{setting.words}: rank {rank} waits forever at {named(entry)}: rank "
             f"{other} has not called the {never}",
             slug="ring-of-sends" if in_sends else "",
-            evidence=tuple(
-                Evidence(
-                    rank=r, state="waits", text=f"op {played.places[r]}: {named(e)}"
-                )
+            evidence=[
+                (r, "waits", f"op {played.places[r]}: {named(e)}")
                 for r, e, _ in stuck[:8]
-            ),
+            ],
             rule="every rank calls the irecv before it waits for its own isend",
         )
     for rank, link in enumerate(played.links):
@@ -209,10 +207,7 @@ def _expect_sums(setting: Setting, played: Played) -> None:
                 f"{setting.words}: after the plans, segment {number} of rank {rank} "
                 f"holds {in_words(list(counts))}, expected {in_words(list(every))}",
                 slug="second-half-missing" if few and owned and half else "",
-                evidence=tuple(
-                    Evidence(rank=r, state="holds", text=_words(own))
-                    for r, own in enumerate(held[:8])
-                ),
+                evidence=[(r, "holds", _words(own)) for r, own in enumerate(held[:8])],
                 rule="each rank's values must be added to each segment exactly once",
             )
 
@@ -275,14 +270,14 @@ def additions_overlap(runs: Runs) -> str | None:
             f"{setting.words}: {played.time_s:.4g} s, where the messages alone take "
             f"{alone_s:.4g} and the additions {adding_s:.4g}",
             slug="no-overlap" if overlap < 0.25 else "",
-            evidence=(
-                Evidence(
-                    rank=NOBODY,
-                    state="rank 0",
-                    text=f"{adds} additions; no message moves to it during {idle_in} "
+            evidence=[
+                (
+                    NOBODY,
+                    "rank 0",
+                    f"{adds} additions; no message moves to it during {idle_in} "
                     f"of them, none from it during {idle_out}",
-                ),
-            ),
+                )
+            ],
             rule=EARLY_IRECV if unready > 1 else EARLY_ISEND,
         )
     return (

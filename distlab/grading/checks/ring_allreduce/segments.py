@@ -110,7 +110,7 @@ def left_alone(runs: Runs) -> str | None:
     run = runs.finished(watched_once)
     found = _sins(run)
     lines = tuple(
-        Evidence(rank=rank, state="touched", text=f"line {line}: {what}")
+        Evidence(rank, "touched", f"line {line}: {what}")
         for rank, what, line in found
         if line
     )

@@ -22,7 +22,6 @@ from distlab.grading.kit.values import (
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import Evidence
 
 TASK = "sharded_optimizer.clip"
 TORCH_EPSILON = 1e-6
@@ -82,10 +81,10 @@ def _expect_infinite(reports: list[float]) -> None:
         raise NotYetError(
             "one element of the gradient is infinite, and the norm that clip returns "
             f"is not, on rank {finite[0]}",
-            evidence=tuple(
-                Evidence(rank=rank, state="returns", text=f"{norm}   expected inf")
+            evidence=[
+                (rank, "returns", f"{norm}   expected inf")
                 for rank, norm in enumerate(reports)
-            ),
+            ],
         )
 
 

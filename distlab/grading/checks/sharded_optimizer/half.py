@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
 ROWS, COLUMNS = 41, 50
 SLACK = 256  # bytes for a norm, a loss and the like
@@ -154,10 +153,8 @@ def expect_bytes(run: Run, sent: list[float], what: str, times: int = 1) -> None
         raise NotYetError(
             f"with bfloat16 weights {what} sends {max(sent) / right:.2f} × the bytes "
             "that are needed",
-            evidence=tuple(
-                Evidence(
-                    rank=rank, state="sent", text=f"{one:.0f} bytes, {right} are needed"
-                )
+            evidence=[
+                (rank, "sent", f"{one:.0f} bytes, {right} are needed")
                 for rank, one in enumerate(sent)
-            ),
+            ],
         )

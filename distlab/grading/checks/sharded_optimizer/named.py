@@ -9,7 +9,7 @@ from distlab.grading.kit.live_bytes import FreedMemoryError
 from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence, own_frame, place
+from distlab.runner.autopsy import own_frame, place
 
 FREED = "freed-under-a-view"
 NOT_UPDATED = "shard-not-in-optimizer"
@@ -113,12 +113,10 @@ def kept_before(run: Run, step: int) -> NotYetError | None:
         f"after step {step + 1} the weights are wrong: its forward used old weights, "
         f"still unsharded since backward() of step {step}",
         slug="layers-not-freed",
-        evidence=tuple(
-            Evidence(
-                rank=rank, state="kept", text=f"{count} bytes of unsharded weights"
-            )
+        evidence=[
+            (rank, "kept", f"{count} bytes of unsharded weights")
             for rank, count in enumerate(kept)
-        ),
+        ],
         rule="free a layer's weights after its backward(); the next forward gathers "
         "the new weights",
     )

@@ -178,9 +178,7 @@ def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
 
 def _drawn(shards: Shards) -> tuple[Evidence, ...]:
     lines = [
-        Evidence(
-            rank=rank, state="owns", text=", ".join(map(str, one))[:60] or "nothing"
-        )
+        Evidence(rank, "owns", ", ".join(map(str, one))[:60] or "nothing")
         for rank, one in enumerate(shards)
     ]
     return tuple(lines[:8])
@@ -275,13 +273,9 @@ def _wrong_bytes(
         f"bytes_per_rank({size}, {n}, {stage}, {kind}) returns {told[stage]}; a rank "
         f"holds {right[stage]}",
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=NOBODY,
-                state=f"stage {s}",
-                text=f"expected {right[s]}   got {told[s]}",
-            )
+        evidence=[
+            (NOBODY, f"stage {s}", f"expected {right[s]}   got {told[s]}")
             for s in range(4)
-        ),
+        ],
         rule=FORMULA,
     )

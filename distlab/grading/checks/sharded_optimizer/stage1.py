@@ -126,9 +126,9 @@ def _too_much(
 ) -> NotYetError:
     lines = [
         Evidence(
-            rank=rank,
-            state="holds",
-            text=f"{value['held']} bytes, at most {allowed} expected; "
+            rank,
+            "holds",
+            f"{value['held']} bytes, at most {allowed} expected; "
             f"{value['state']} elements of state",
         )
         for rank, value in enumerate(run.values)
@@ -160,15 +160,15 @@ def no_more_than_data_parallel(runs: Runs) -> str | None:
             f"a step sends {sum(worst) / unit / 2:.2f} × the bytes of plain data "
             "parallelism",
             slug=slug,
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="sent",
-                    text=f"{reduce / unit:.2f} units in scatter_gradients, "
+            evidence=[
+                (
+                    rank,
+                    "sent",
+                    f"{reduce / unit:.2f} units in scatter_gradients, "
                     f"{step / unit:.2f} in step; plain data parallelism 2",
                 )
                 for rank, (reduce, step) in enumerate(sent)
-            ),
+            ],
             rule=SCATTER
             if reduces
             else "all_gather of the shards: each rank sends each chunk it owns, once",

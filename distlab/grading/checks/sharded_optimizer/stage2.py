@@ -23,7 +23,6 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 TASK = "sharded_optimizer.stage2"
 PARTS = scenarios.STAGE2_PARTS
@@ -118,14 +117,14 @@ def half_of_an_all_reduce(runs: Runs) -> str | None:
                 f"in step {step + 1} a backward() sends {ratio:.2f} × the bytes of a "
                 "reduce_scatter of the gradients",
                 slug=slug,
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="sent",
-                        text=f"{one:.0f} bytes, a reduce_scatter sends {scatter:.0f}",
+                evidence=[
+                    (
+                        rank,
+                        "sent",
+                        f"{one:.0f} bytes, a reduce_scatter sends {scatter:.0f}",
                     )
                     for rank, one in enumerate(sent)
-                ),
+                ],
                 rule=SCATTER,
             )
     half = [value["half"]["sent"][0] for value in run.values]
@@ -168,10 +167,9 @@ def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetErro
         f"after backward() rank {rank} holds {over} bytes more than the weights, its "
         "state and its shards' gradients",
         slug="full-gradients-kept" if looks_whole else "",
-        evidence=tuple(
-            Evidence(rank=r, state="holds", text=f"{h} bytes, at most {allowed}")
-            for r, h in enumerate(held)
-        ),
+        evidence=[
+            (r, "holds", f"{h} bytes, at most {allowed}") for r, h in enumerate(held)
+        ],
         rule="once a rank has its chunk it needs no full gradient; a view of a chunk "
         "keeps the memory of the full vector",
     )

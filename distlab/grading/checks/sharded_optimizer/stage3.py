@@ -32,7 +32,7 @@ SEVERAL = (3, 2, 4)
 
 def _evidence(run: Run, key: str, allowed: float) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(rank=r, state=key, text=f"{v[key]:.0f} bytes, at most {allowed:.0f}")
+        Evidence(r, key, f"{v[key]:.0f} bytes, at most {allowed:.0f}")
         for r, v in enumerate(run.values)
     )
 
@@ -133,12 +133,10 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
     raise NotYetError(
         f"{what} sends {max(sent) / right:.2f} × the bytes that are needed",
         slug="sent-more-than-needed",
-        evidence=tuple(
-            Evidence(
-                rank=r, state="sent", text=f"{s:.0f} bytes, {right:.0f} are needed"
-            )
+        evidence=[
+            (r, "sent", f"{s:.0f} bytes, {right:.0f} are needed")
             for r, s in enumerate(sent)
-        ),
+        ],
         rule="each rank sends its shard of a layer to each other rank once, when the "
         "layer is needed",
     )
@@ -191,13 +189,7 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
             raise NotYetError(
                 f"after step {step + 1}{how} the weights of {' and '.join(names)} are "
                 "wrong",
-                evidence=(
-                    Evidence(
-                        rank=0,
-                        state="wrong",
-                        text=f"expected {brief(own)}   got {brief(found)}",
-                    ),
-                ),
+                evidence=[(0, "wrong", f"expected {brief(own)}   got {brief(found)}")],
                 rule="every layer needs its full weights in backward; then each shard "
                 "gets its chunk of the mean gradient",
             )

@@ -236,10 +236,10 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
                 f"{found.index(max(found))}; 1/{n} of the weights is {share}, with "
                 "the last bias",
                 slug="weights-not-cut",
-                evidence=tuple(
-                    Evidence(rank=rank, state="holds", text=f"{count} of {size}")
+                evidence=[
+                    (rank, "holds", f"{count} of {size}")
                     for rank, count in enumerate(found)
-                ),
+                ],
                 rule="shard both layers: ColumnParallelLinear, then RowParallelLinear",
             )
     return f"n = {n}: each rank stores {held} of {total} elements"
@@ -277,9 +277,9 @@ def one_each_way(runs: Runs) -> str | None:
 def _uses(run: Run) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            rank=rank,
-            state="used",
-            text=", ".join(f"{way} {count}" for way, count in value["uses"].items()),
+            rank,
+            "used",
+            ", ".join(f"{way} {count}" for way, count in value["uses"].items()),
         )
         for rank, value in enumerate(run.values)
     )

@@ -171,9 +171,9 @@ def _expect_own(run: Run, kind: str, name: str) -> None:
 def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            rank=rank,
-            state="holds",
-            text=", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
+            rank,
+            "holds",
+            ", ".join(f"{s} of {room}" for s, room in value[kind]["held"])
             + " elements in memory"
             + (", and the full weight" if value[kind]["kept"] else ""),
         )

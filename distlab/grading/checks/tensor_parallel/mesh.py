@@ -151,14 +151,14 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
             )
         raise NotYetError(
             message,
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="as expected" if pair == right else "wrong",
-                    text=f"got {tuple(pair)}   expected {tuple(right)}",
+            evidence=[
+                (
+                    rank,
+                    "as expected" if pair == right else "wrong",
+                    f"got {tuple(pair)}   expected {tuple(right)}",
                 )
                 for rank, (pair, right) in enumerate(zip(places, expected, strict=True))
-            ),
+            ],
             rule=RULE,
         )
     return None
@@ -231,15 +231,15 @@ def _wrong_groups(
     return NotYetError(
         message,
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state="as expected" if groups == right else "wrong",
-                text=f"tensor {groups[0]}, data {groups[1]}   "
+        evidence=[
+            (
+                rank,
+                "as expected" if groups == right else "wrong",
+                f"tensor {groups[0]}, data {groups[1]}   "
                 f"expected {right[0]} and {right[1]}",
             )
             for rank, (groups, right) in enumerate(zip(found, expected, strict=True))
-        ),
+        ],
         rule=rule,
     )
 
@@ -295,15 +295,15 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
         raise NotYetError(
             f"{n} ranks, tensor_size {size}: rank {number} {how}",
             slug="own-groups-only" if own_only else "different-order",
-            evidence=tuple(
-                Evidence(
-                    rank=rank,
-                    state="asked for",
-                    text=", ".join(map(str, groups[:4]))
+            evidence=[
+                (
+                    rank,
+                    "asked for",
+                    ", ".join(map(str, groups[:4]))
                     + (", …" if len(groups) > 4 else ""),
                 )
                 for rank, groups in enumerate(asked)
-            ),
+            ],
             rule="new_group is a collective: every rank must call it for every group, "
             "in the same order, also for groups that the rank is not in",
         )
@@ -384,8 +384,6 @@ def what_does_not_fit_is_refused(runs: Runs) -> str | None:
 
 def _asked(run: Run, size: int) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(
-            rank=rank, state="asked for", text=str(value["refused"][size]["asked"])
-        )
+        Evidence(rank, "asked for", str(value["refused"][size]["asked"]))
         for rank, value in enumerate(run.values)
     )

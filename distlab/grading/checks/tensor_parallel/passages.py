@@ -31,7 +31,6 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, RankRecord, Run
-from distlab.runner.autopsy import Evidence
 
 SHAPE = (2, 3, 4)
 OTHERS: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
@@ -314,12 +313,9 @@ def what_is_the_callers(runs: Runs) -> str | None:
                 raise NotYetError(
                     f"{name} has modified {what} on rank {wrong[0]}",
                     slug="autograd-input-changed",
-                    evidence=tuple(
-                        Evidence(
-                            rank=rank, state="changed", text=f"{what} has other values"
-                        )
-                        for rank in wrong
-                    ),
+                    evidence=[
+                        (rank, "changed", f"{what} has other values") for rank in wrong
+                    ],
                     rule="all_reduce works in place: pass a clone",
                 )
     return None

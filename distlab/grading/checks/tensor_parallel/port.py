@@ -40,7 +40,6 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Block, TransformerConfig
 from distlab.runner import RankContext
-from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 1)  # DTensors take their time, in each rank anew
 DIVIDED = (3, 2, 4)
@@ -174,10 +173,10 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
                 f"{name}.weight has {max(found)} elements on rank "
                 f"{found.index(max(found))}; 1/{n} of it is {size // n}",
                 slug="weights-not-cut",
-                evidence=tuple(
-                    Evidence(rank=rank, state="holds", text=f"{count} of {size}")
+                evidence=[
+                    (rank, "holds", f"{count} of {size}")
                     for rank, count in enumerate(found)
-                ),
+                ],
                 rule=f"a style for each of {', '.join(CUT)}",
             )
     return f"n = {runs.world_size}: each rank stores 1/{n} of the four weights"

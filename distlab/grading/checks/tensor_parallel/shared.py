@@ -150,10 +150,9 @@ def expect_refusal(run: Run, tried: Sequence[list[str]], what: str, rule: str) -
         raise NotYetError(
             f"{happened} on rank {rank}",
             slug=slug,
-            evidence=tuple(
-                Evidence(rank=number, state="tried", text=_told(one))
-                for number, one in enumerate(tried)
-            ),
+            evidence=[
+                (number, "tried", _told(one)) for number, one in enumerate(tried)
+            ],
             rule=rule,
         )
 
@@ -169,10 +168,9 @@ def expect_nothing_done(
     if any(done):
         raise NotYetError(
             happened,
-            evidence=tuple(
-                Evidence(rank=rank, state="refused", text=raised[1][:70])
-                for rank, raised in enumerate(tried)
-            ),
+            evidence=[
+                (rank, "refused", raised[1][:70]) for rank, raised in enumerate(tried)
+            ],
             rule=f"check first: {whose} that is refused must be unchanged",
         )
 

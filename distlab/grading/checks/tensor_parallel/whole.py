@@ -13,7 +13,6 @@ from distlab.grading.kit.again import turned
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Block, TransformerConfig
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 SEQUENCES, TOKENS, HEAD_DIM = 2, 3, 2
 STEPS = 2
@@ -71,11 +70,9 @@ def expect_frozen(run: Run, n: int) -> None:
         raise NotYetError(
             f"{freed[rank].partition(',')[0]} was frozen; rank {rank}'s shard is "
             "trainable",
-            evidence=tuple(
-                Evidence(rank=rank, state="trainable", text=names)
-                for rank, names in freed.items()
-                if names
-            ),
+            evidence=[
+                (rank, "trainable", names) for rank, names in freed.items() if names
+            ],
             rule="requires_grad of a shard is that of the weight it is a part of",
         )
 

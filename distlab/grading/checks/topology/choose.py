@@ -122,9 +122,9 @@ def _line(factor: float, nodes: NodesModel, size: int, name: str) -> Evidence:
     seconds = nodes.seconds(size)
     best = min(seconds, key=lambda other: seconds[other])
     return Evidence(
-        rank=NOBODY,
-        state="slow",
-        text=f"{nodes.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
+        NOBODY,
+        "slow",
+        f"{nodes.setting}, {_size(size)}: {name} {1e6 * seconds[name]:,.0f} µs, "
         f"{best} {1e6 * seconds[best]:,.0f} µs",
     )
 

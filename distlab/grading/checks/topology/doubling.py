@@ -266,10 +266,6 @@ def with_so_few_bytes(runs: Runs) -> str | None:
 
 def _by_rank(sent: Sequence[int], what: str, most: int) -> tuple[Evidence, ...]:
     return tuple(
-        Evidence(
-            rank=rank,
-            state="right" if amount <= most else "many",
-            text=f"{amount} {what}",
-        )
+        Evidence(rank, "right" if amount <= most else "many", f"{amount} {what}")
         for rank, amount in enumerate(sent[:8])
     )

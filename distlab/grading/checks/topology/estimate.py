@@ -18,7 +18,7 @@ from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
-from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.runner.autopsy import NOBODY
 from distlab.sim import AlphaBeta, Sized, run
 from distlab.sim.plans import schedules
 
@@ -232,15 +232,15 @@ def _wrong(
     return NotYetError(
         f"{n} ranks, {size:,} bytes: the estimate for {name} {sentence}",
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=NOBODY,
-                state=f"n = {n}",
-                text=f"{size:,} bytes, α {link.alpha_s:g} s, "
+        evidence=[
+            (
+                NOBODY,
+                f"n = {n}",
+                f"{size:,} bytes, α {link.alpha_s:g} s, "
                 f"{link.bytes_per_s:g} bytes/s: expected {r:.6g} s   got {g:.6g} s",
             )
             for (n, size, link), g, r in rows[:_TABLE]
-        ),
+        ],
         rule="count the messages that follow one another, and the bytes of each",
     )
 

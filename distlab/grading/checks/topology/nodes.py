@@ -274,7 +274,7 @@ every_rank_has_the_sum = clause(
     worlds=(4, 6),
     runs=[on_ranks(over_nodes, of_one_size=True)],
 )(partial(_judge, True))
-any_nodes = clause(
+clause(
     "topology.hierarchical",
     "C2",
     worlds=(3, 4, 6, 1),

@@ -17,7 +17,6 @@ from distlab.grading.checks.topology.nodes import (
 from distlab.grading.clause import clause, judged_after
 from distlab.grading.runs import Runs, in_virtual_time, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner.autopsy import Evidence
 
 
 def most_inter_node(count: int, p: int, num_rails: int) -> int:
@@ -86,14 +85,14 @@ def _too_much(
         f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, where "
         f"{most} are enough{words}",
         slug=slug,
-        evidence=tuple(
-            Evidence(
-                rank=rank,
-                state="much" if amount > most else "right",
-                text=f"{amount} bytes inter-node, of a tensor of {num_bytes}",
+        evidence=[
+            (
+                rank,
+                "much" if amount > most else "right",
+                f"{amount} bytes inter-node, of a tensor of {num_bytes}",
             )
             for rank, amount in enumerate(sent[:8])
-        ),
+        ],
         rule="each rank sends only the chunk of its rail to other nodes",
     )
 
@@ -117,14 +116,14 @@ def few_bytes_intra_node(runs: Runs) -> str | None:
                 f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes "
                 f"intra-node, where {most} are enough",
                 slug="whole-tensor-intra-node",
-                evidence=tuple(
-                    Evidence(
-                        rank=rank,
-                        state="much" if amount > most else "right",
-                        text=f"{amount} bytes of a tensor of {count * ITEM}",
+                evidence=[
+                    (
+                        rank,
+                        "much" if amount > most else "right",
+                        f"{amount} bytes of a tensor of {count * ITEM}",
                     )
                     for rank, amount in enumerate(sent)
-                ),
+                ],
                 rule="before the last stage, a rank needs the sum of one chunk only",
             )
     return None

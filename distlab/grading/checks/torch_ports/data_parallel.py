@@ -250,10 +250,10 @@ def _expect_infinite(found: list[Tensor], mean: Tensor, wire: str) -> list[Tenso
         raise NotYetError(
             f"{wire} messages: in the last call one element of rank 0's gradient is "
             f"infinite; .grad has {', '.join(f'{own:g}' for own in told)} there",
-            evidence=tuple(
-                Evidence(rank=rank, state="has", text=f"{own:g}   expected inf")
+            evidence=[
+                (rank, "has", f"{own:g}   expected inf")
                 for rank, own in enumerate(told)
-            ),
+            ],
         )
     return [own.index_copy(0, torch.tensor([at]), mean[[at]]) for own in found]
 
@@ -300,9 +300,7 @@ def _expect_dtype(sent: list[list[dict[str, Any]]], wire: str) -> None:
 
 
 def _told(texts: list[str]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(rank=rank, state="sent", text=text) for rank, text in enumerate(texts)
-    )
+    return tuple(Evidence(rank, "sent", text) for rank, text in enumerate(texts))
 
 
 @clause("torch_ports.data_parallel", "C3", worlds=WORLDS, runs=_plan)

@@ -251,10 +251,7 @@ def _told(lives: list[dict[str, Any]]) -> tuple[Evidence, ...]:
         else "meet returned, and there is no process group"
         for life in lives
     ]
-    return tuple(
-        Evidence(rank=number, state="process", text=text)
-        for number, text in enumerate(texts)
-    )
+    return tuple(Evidence(number, "process", text) for number, text in enumerate(texts))
 
 
 # ── C4: the subgroups ───────────────────────────────────────────────────────────────
@@ -271,9 +268,7 @@ def members(runs: Runs) -> str | None:
         node, rail = rank - rank % k, rank % k
         expected = [[*range(node, node + k)], [*range(rail, n, k)]]
         ranks = [one.get("ranks", one.get("kind")) for one in found]
-        evidence = (
-            Evidence(rank=rank, state="has", text=f"{ranks}   expected {expected}"),
-        )
+        evidence = (Evidence(rank, "has", f"{ranks}   expected {expected}"),)
         if any(own != right for own, right in zip(ranks, expected, strict=False)):
             swapped = ranks == expected[::-1]
             raise NotYetError(
@@ -306,9 +301,9 @@ def _expect_same_calls(calls: list[list[Any]]) -> None:
             f"rank {odd} does not call new_group as rank 0 does: all_reduces in these "
             "groups wait in vain",
             slug="group-calls-differ",
-            evidence=tuple(
-                Evidence(rank=rank, state="calls", text=" ".join(map(str, own))[:70])
+            evidence=[
+                (rank, "calls", " ".join(map(str, own))[:70])
                 for rank, own in enumerate(calls)
-            ),
+            ],
             rule=EACH,
         )

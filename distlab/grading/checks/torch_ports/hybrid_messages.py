@@ -109,4 +109,4 @@ def _names(groups: set[tuple[int, ...]]) -> str:
 def _told(rank: int, records: Sequence[dict[str, Any]]) -> Evidence:
     kinds = {(r["name"].strip("_"), r["dtype"], r["ranks"]) for r in records}
     texts = [f"{name} {dtype} {list(ranks)}" for name, dtype, ranks in sorted(kinds)]
-    return Evidence(rank=rank, state="sent", text="; ".join(texts) or "nothing")
+    return Evidence(rank, "sent", "; ".join(texts) or "nothing")

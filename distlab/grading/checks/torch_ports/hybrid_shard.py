@@ -81,7 +81,7 @@ def stored_in_shards(runs: Runs) -> str | None:
     values = [value["mixed"] for value in finished(runs, sharded_steps).values]
     held = [value["held"] for value in values]
     evidence = tuple(
-        Evidence(rank=rank, state="holds", text=f"{count} of {size} elements")
+        Evidence(rank, "holds", f"{count} of {size} elements")
         for rank, count in enumerate(held)
     )
     most = shard_size(make_model(0), n // replicas)

@@ -22,7 +22,7 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence, describe
+from distlab.runner.autopsy import describe
 
 # Four first: with three a hard-coded 2 could as well be n - 1.
 WORLDS = (4, 3, 2, 7, 1)
@@ -278,16 +278,16 @@ def _name_the_difference(
     return NotYetError(
         f"in call #{index + 1} rank 0 {what(first)}, while rank {rank} {what(other)}",
         slug="different-order" if acts[0] == acts[1] else "collective-mismatch",
-        evidence=tuple(
-            Evidence(
-                rank=record.rank,
-                state="calls",
-                text=", ".join(
+        evidence=[
+            (
+                record.rank,
+                "calls",
+                ", ".join(
                     f"{describe(c)} {record.value['names'].get(str(c['ptr']), '')}"
                     for c in record.calls()[:3]
                 ),
             )
             for record in run.ranks
-        ),
+        ],
         rule="go through model.parameters(): it has the same order on every rank",
     )

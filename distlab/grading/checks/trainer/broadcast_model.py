@@ -16,7 +16,6 @@ from distlab.grading.kit.values import Suspect, digest, expect_values, same_ever
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
-from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 7, 1)
 FROZEN = "0.0.weight"  # the parameter that is not trained
@@ -123,10 +122,10 @@ def buffers_agree(runs: Runs) -> str | None:
                 f"the parameters agree, but every rank kept its own {listed(kept)}"
                 + unsaved,
                 slug="buffers-forgotten",
-                evidence=tuple(
-                    Evidence(rank=rank, state="digest", text=digest(flat(state)))
+                evidence=[
+                    (rank, "digest", digest(flat(state)))
                     for rank, state in enumerate(after)
-                ),
+                ],
                 rule="a buffer registered with persistent=False is part of the model, "
                 "too: model.buffers() has it"
                 if unsaved

@@ -211,9 +211,9 @@ def _expect_history(rank: int, history: Any) -> None:
 def _lines(lines: list[list[str]]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            rank=rank,
-            state="logged",
-            text=f"{len(said)} lines" + (f", the first: {said[0]}" if said else ""),
+            rank,
+            "logged",
+            f"{len(said)} lines" + (f", the first: {said[0]}" if said else ""),
         )
         for rank, said in enumerate(lines)
     )

@@ -22,7 +22,6 @@ from distlab.grading.kit.baseline import weights_of
 from distlab.grading.kit.values import Suspect, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
-from distlab.runner.autopsy import Evidence
 
 ORDER = "the order is: zero_grad, forward, backward, average, step"
 
@@ -58,10 +57,7 @@ def expect_epochs(run: Run) -> None:
                 + f"; the loader was in epoch {USED_BEFORE} before"
                 * (used[:1] == [USED_BEFORE]),
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
-                evidence=tuple(
-                    Evidence(rank=r.rank, state="read", text=f"{r.value['used']}")
-                    for r in run.ranks
-                ),
+                evidence=[(r.rank, "read", f"{r.value['used']}") for r in run.ranks],
                 rule="for epoch in range(num_epochs): first set_epoch(epoch), then "
                 "the loop over the batches",
             )
@@ -87,10 +83,7 @@ def expect_steps(run: Run) -> None:
             raise NotYetError(
                 f"rank {rank} took {count} optimizer steps; expected {batches}, one "
                 "for each batch",
-                evidence=tuple(
-                    Evidence(rank=r, state="took", text=f"{c} steps")
-                    for r, c in enumerate(steps)
-                ),
+                evidence=[(r, "took", f"{c} steps") for r, c in enumerate(steps)],
                 rule="one step for each batch, on every rank",
             )
 

@@ -132,8 +132,7 @@ def one_rank_saves(runs: Runs) -> str | None:
     run = _finished(runs)
     files = [value["files"] for value in run.values]
     evidence = tuple(
-        Evidence(rank=r, state="wrote", text=", ".join(own) or "no file")
-        for r, own in enumerate(files)
+        Evidence(r, "wrote", ", ".join(own) or "no file") for r, own in enumerate(files)
     )
     savers = [rank for rank, own in enumerate(files) if own]
     on_nodes = [r for r in range(run.world_size) if not local_rank(r, run.world_size)]
@@ -216,10 +215,9 @@ def _expect_shared_work(run: Run, epochs: int) -> None:
             f"every rank went through all {whole} samples of {epochs} epochs: "
             "the work was not divided",
             slug="nothing-shared",
-            evidence=tuple(
-                Evidence(rank=rank, state="read", text=f"{count} samples")
-                for rank, count in enumerate(samples)
-            ),
+            evidence=[
+                (rank, "read", f"{count} samples") for rank, count in enumerate(samples)
+            ],
             rule="every rank takes its own samples of each global batch",
         )
 
