@@ -105,7 +105,7 @@ dist.barrier()
 dcp.load({"layer": layer.state_dict()}, checkpoint_id="checkpoint")
 """
 REFUSED = {
-    "mp.spawn": "import torch.multiprocessing as mp\nmp.spawn(print, (), 2)",
+    "mp.spawn": "import torch.multiprocessing as mp\nmp.spawn(print, (), 3)",
     "process": "import multiprocessing as mp\nmp.Process(target=print).start()",
     "socket": "import socket\nwith socket.socket() as s:\n    s.listen()",
     "cpp_extension": (
@@ -171,6 +171,32 @@ def test_what_cannot_be_simulated_is_refused(
     assert done.ranks[0].output == ""  # a sentence says it better than a traceback
     own = [line for file, line in error.frames if file == "program.py"]
     assert own == [len(REFUSED[kind].splitlines())]
+
+
+def test_spawned_processes_are_the_ranks_of_a_node(
+    play: Callable[..., SimRun],
+) -> None:
+    text = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(gpu, node, total):
+    rank = 2 * node + gpu
+    dist.init_process_group("nccl", "tcp://localhost:1", rank=rank, world_size=4)
+    sum = torch.tensor(rank)
+    dist.all_reduce(sum)
+    print(gpu, sum.item() == total, flush=True)
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    node = int(os.environ["GROUP_RANK"])
+    mp.spawn(main, args=(node, 6), nprocs=torch.cuda.device_count())
+    context = mp.spawn(print, ("later",), nprocs=2, join=False)
+    while not context.join():
+        pass
+"""
+    done = play(text, 4, per_node=2)
+    printed = [record.output for record in done.ranks]
+    assert printed == [f"{gpu} True\n{gpu} later\n" for gpu in (0, 1, 0, 1)]
 
 
 def test_os_exit_ends_the_rank_only(play: Callable[..., SimRun]) -> None:

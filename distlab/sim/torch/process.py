@@ -5,6 +5,7 @@
     signals, exit   no signal ever comes; what `atexit` is given runs when the rank
                     ends; `os._exit` ends the rank
     breakpoint()    stops the world: all ranks wait while one of them is looked at
+    mp.spawn        the rank runs the function itself, as the process with its number
     threads         an asynchronous checkpoint is written where it is asked for
     workers         a DataLoader has none if the ranks would have more than 16 in all
     compilers       `torch.compile` gives back what it got: a program that runs eagerly
@@ -16,6 +17,7 @@ own, CUDA source code. The run's report names the line.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import multiprocessing.process
 import os
 import pdb
@@ -24,9 +26,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +57,7 @@ def as_if_alone() -> Iterator[None]:
     try:
         _replace_clocks(replaced)
         _replace_ends(replaced)
+        _replace_processes(replaced)
         _replace_threads(replaced)
         _refuse(replaced)
         replaced.put(sys, "breakpointhook", _stop_the_world(sys.breakpointhook))
@@ -121,6 +125,58 @@ def _replace_ends(replaced: Replaced) -> None:
     replaced.for_ranks(atexit, "register", at_exit)
 
 
+# ── processes for the ranks of a node ───────────────────────────────────────────────
+
+
+def _replace_processes(replaced: Replaced) -> None:
+    """Let a script that starts its node's ranks itself run on each of these ranks.
+
+    Each simulated rank executes the script from the start, as under torchrun. Where the
+    script calls `mp.spawn(fn, args, nprocs)`, it has come to what it wants done on each
+    rank, and runs `fn` as the process whose number is its local rank.
+    """
+    import torch.multiprocessing
+
+    for name in ("spawn", "start_processes"):
+        replaced.for_ranks(_torch.multiprocessing, name, partial(_spawn_here, name))
+    for owner in (multiprocessing, _torch.multiprocessing):
+        # Once per process; and a worker that isn't forked wouldn't find `__main__`.
+        replaced.for_ranks(owner, "set_start_method", lambda *args, **kwargs: None)
+
+
+def _spawn_here(
+    name: str,
+    fn: Callable[..., object],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *others: Any,
+    **options: Any,
+) -> _Ended | None:
+    """See `torch.multiprocessing.spawn`.
+
+    Raises:
+        Refused: there are more or fewer ranks on the node.
+    """
+    rank = here()
+    assert rank is not None
+    if nprocs != rank.per_node:
+        raise Refused(
+            f"mp.{name} of {nprocs} processes can't be simulated with {rank.per_node} "
+            f"ranks on each node: make both numbers the same"
+        )
+    fn(int(os.environ["LOCAL_RANK"]), *args)
+    return None if join else _Ended()
+
+
+class _Ended:
+    """The processes that were spawned without waiting for them: they have ended."""
+
+    def join(self, timeout: float | None = None, **options: Any) -> bool:
+        """Whether all of them have ended: yes."""
+        return True
+
+
 # ── threads, workers, compilers ─────────────────────────────────────────────────────
 
 
@@ -170,14 +226,8 @@ def _replace_threads(replaced: Replaced) -> None:
 
 
 def _refuse(replaced: Replaced) -> None:
-    import torch.multiprocessing
     import torch.utils.cpp_extension
 
-    spawn = (
-        "each simulated rank runs the script as under torchrun, which starts the ranks"
-    )
-    for name in ("spawn", "start_processes"):
-        replaced.refuse(_torch.multiprocessing, name, f"mp.{name}", spawn)
     replaced.with_original(multiprocessing.process.BaseProcess, "start", _only_workers)
     for name in ("load", "load_inline"):
         replaced.refuse(
