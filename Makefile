@@ -14,7 +14,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,12 @@ test-slurm: .venv/.ready  ## test batch scripts on two nodes (needs root, slurm-
 
 test-docker: .venv/.ready  ## test the compose file (needs root, docker.io, docker-compose)
 	@$(PY) -m pytest -rs tests/deployment/test_docker.py
+
+test-wheel: .venv/.ready-dev  ## build the wheel, install it elsewhere, and use it
+	@$(PY) -m pytest -rs tests/deployment/test_wheel.py
+
+wheel: .venv/.ready-dev  ## build a wheel in dist/, which pip can install without a clone
+	@$(PY) -m build --outdir dist .
 
 test-trainer: .venv/.ready  ## test the capstone's engines and options, and resuming it
 	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py

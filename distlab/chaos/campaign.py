@@ -13,7 +13,7 @@ from distlab.chaos.judge import CellResult, judge
 from distlab.chaos.matrix import Cell
 from distlab.chaos.plan import Setting
 from distlab.chaos.play import Run, play_cell
-from distlab.curriculum import find_root
+from distlab.curriculum import Progress, find_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,6 @@ def _real_folder() -> Path:
     """Return a folder on a disk, since /tmp may be in memory."""
     folder = Path(tempfile.gettempdir())
     with suppress(Exception):  # outside of a checkout
-        folder = find_root() / ".distlab"
-        folder.mkdir(exist_ok=True)
+        folder = Progress(find_root()).folder
+        folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -144,11 +144,20 @@ def _complain(sentence: str, code: int) -> int:
 
 
 @verb()
-def start() -> int:
+def start(
+    only_fetch: Annotated[
+        bool,
+        typer.Option(
+            "--only-fetch",
+            help="Don't take the tour. Only copy the course into this folder, if it is "
+            "empty.",
+        ),
+    ] = False,
+) -> int:
     """Take a 15-minute tour: five screens, two predictions, and your first task."""
     from distlab.cli.start import start
 
-    return start()
+    return start(only_fetch=only_fetch)
 
 
 @verb()

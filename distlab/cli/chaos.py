@@ -173,8 +173,10 @@ def write_docs(source: Path) -> int:
     """
     from distlab.chaos.kept import read_report
     from distlab.chaos.report import from_data, markdown
+    from distlab.cli.fetched import need_a_clone
     from distlab.curriculum import find_root
 
+    need_a_clone("chaos --docs")
     data = read_report(source)
     path = find_root() / "docs" / "chaos.md"
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)

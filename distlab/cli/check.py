@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from distlab.cli.fetched import own_course
 from distlab.cli.optional import offer
 from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.cli.trace import keep_timeline
@@ -44,7 +45,7 @@ def check(
         ValueError: an unknown task or phase, an invalid number of ranks, or no
             such file.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course() if code == "mine" else load_curriculum()
     progress = Progress(curriculum.root)
     check_worlds(worlds)
     check_code(code)

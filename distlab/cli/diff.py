@@ -7,6 +7,7 @@ import shutil
 import sys
 from itertools import zip_longest
 
+from distlab.cli.fetched import own_course
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
     Curriculum,
@@ -14,7 +15,6 @@ from distlab.curriculum import (
     SourceError,
     Task,
     UnitSource,
-    load_curriculum,
     naming_file,
     read_source,
 )
@@ -42,7 +42,7 @@ def diff(name: str = "", *, anyway: bool = False, width: int | None = None) -> i
         CurriculumError: an unknown task.
         SourceError: a file cannot be read or parsed.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course()
     progress = Progress(curriculum.root)
     task = curriculum.task(name) if name else last_checked(curriculum, progress)
     if not anyway and task.id not in passed_tasks(curriculum, progress):

@@ -30,15 +30,9 @@ def guide(name: str = "") -> int:
         open_page(built, anchor)
         return 0
     line = _line_of(page, task)
-    show(
-        [
-            ("plain", f"{shown(page)}:{line}"),
-            (
-                "dim",
-                "build the site with `make docs` to open the page there",
-            ),
-        ]
-    )
+    show([("plain", f"{shown(page)}:{line}")])
+    if (curriculum.root / "Makefile").is_file():
+        show([("dim", "build the site with `make docs` to open the page there")])
     return 0
 
 

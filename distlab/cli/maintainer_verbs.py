@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from distlab.cli.bench import names as benchmarks
+from distlab.cli.fetched import need_a_clone
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")
@@ -26,6 +27,7 @@ def templates(
     """Generate the templates from the solutions without overwriting anyone's edits."""
     from distlab.cli.templates import templates
 
+    need_a_clone("templates")
     return templates(check_only=check)
 
 
@@ -77,6 +79,7 @@ def mutants(
     """Check that wrong solutions are rejected and right ones are accepted."""
     from distlab.cli.mutants import mutants, write_readme
 
+    need_a_clone("mutants")
     if readme:
         return write_readme()
     return mutants(
@@ -116,4 +119,5 @@ def bench(
     """Run the benchmark behind one of the figures that the README quotes."""
     from distlab.cli.bench import bench
 
+    need_a_clone("bench")
     return bench(name, as_json=as_json, corpus=corpus, min_efficiency=min_efficiency)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-from datetime import datetime
-from pathlib import Path
 from shlex import quote
 
+from distlab.cli.fetched import keep_beside, own_course, replace_whole
 from distlab.cli.screen import show
-from distlab.curriculum import CurriculumError, load_curriculum, make_template
+from distlab.curriculum import CurriculumError, make_template
 from distlab.paths import shown
 
 
@@ -20,7 +16,7 @@ def reset(unit_name: str) -> int:
     Raises:
         CurriculumError: there is no such unit, or the file cannot be written.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course()
     unit = curriculum.units.get(unit_name)
     known = ", ".join(curriculum.units)
     if not unit_name:
@@ -41,9 +37,7 @@ def reset(unit_name: str) -> int:
         return 0
     try:
         kept = keep_beside(path) if path.exists() else None
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_text(fresh, encoding="utf-8")
-        os.replace(beside, path)  # whole, or not at all
+        replace_whole(path, fresh.encode())
     except OSError as error:
         raise CurriculumError(f"cannot reset {path}: {error.strerror}") from error
     show([("plain", f"{shown(path)} is the original template again")])
@@ -53,16 +47,3 @@ def reset(unit_name: str) -> int:
     task = unit.tasks[0]
     show([("dim", f"next: {task.number} {task.title}")])
     return 0
-
-
-def keep_beside(path: Path) -> Path:
-    """Copy the file to an unused name in the same folder."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    content = path.read_bytes()
-    for number in itertools.count():
-        name = f"{path.stem}.kept-{stamp}" + (f"-{number}" if number else "")
-        kept = path.with_name(f"{name}.py")
-        with contextlib.suppress(FileExistsError), kept.open("xb") as file:
-            file.write(content)
-            break
-    return kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distlab.cli.fetched import own_course
 from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.curriculum import (
     Curriculum,
@@ -16,7 +17,6 @@ from distlab.curriculum import (
     Progress,
     ProgressUnavailableError,
     Unit,
-    load_curriculum,
 )
 from distlab.curriculum.regions import functions_of
 from distlab.grading import FAILED, NOT_STARTED
@@ -64,7 +64,7 @@ def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
         CurriculumError: you can't write tests for this, or the file has none.
         SourceError: the file isn't valid Python.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course()
     unit, task = _target(curriculum, name)
     path = Path(file) if file else path_of_tests(curriculum, unit)
     if not file and not path.exists():

@@ -11,13 +11,13 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from distlab.cli.fetched import fetch_here, own_course
 from distlab.cli.prompt import QuitError, ask, offer_editor, say, title
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
     Curriculum,
     Progress,
     ProgressUnavailableError,
-    load_curriculum,
 )
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading.preflight import look_at
@@ -32,9 +32,21 @@ EPOCHS = 10  # enough to read most digits; four ranks take some seconds for it
 _NEXT = "Enter: next · q: quit > "
 
 
-def start() -> int:
-    """Show the five screens; return 11 on failure and 0 even if the learner quits."""
-    curriculum = load_curriculum()
+def start(*, only_fetch: bool = False) -> int:
+    """Show the five screens; return 11 on failure and 0 even if the learner quits.
+
+    If distlab came in a wheel, and the working folder is empty, it first copies the
+    course there.
+
+    Raises:
+        CurriculumError: the folder isn't a course, and isn't empty either.
+    """
+    fetched = fetch_here()
+    curriculum = own_course()
+    if fetched or only_fetch:
+        show([("plain", f"the course is in {shown(curriculum.root)}")])
+    if only_fetch:
+        return 0
     tour = Tour(curriculum, Progress(curriculum.root))
     try:
         return tour.lead()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from distlab.cli.fetched import own_course
 from distlab.cli.optional import offer
 from distlab.cli.screen import command, show
-from distlab.curriculum import Curriculum, Progress, Task, load_curriculum
+from distlab.curriculum import Curriculum, Progress, Task
 from distlab.curriculum.manifest import Route
 from distlab.curriculum.path import (
     current_task,
@@ -32,7 +33,7 @@ def status(
     Raises:
         CurriculumError: there is no such route.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course()
     progress = Progress(curriculum.root)
     if route:
         show(_route(curriculum, progress, curriculum.route(route)))

@@ -1,11 +1,17 @@
-"""`distlab update`: move the learner's code into newer templates; keep old files."""
+"""`distlab update`: move the learner's code into newer templates; keep old files.
+
+If the course came from a wheel, all other files are renewed first.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-from distlab.cli.reset import keep_beside
+from distlab.cli.fetched import (
+    is_fetched,
+    keep_beside,
+    own_course,
+    renew,
+    replace_whole,
+)
 from distlab.cli.screen import show
 from distlab.curriculum import (
     Curriculum,
@@ -27,18 +33,41 @@ def update(unit_name: str = "") -> int:
         CurriculumError: there is no such unit, or we can't write a file.
         SourceError: a file isn't valid Python. In that case, we change nothing.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course(complain=False)
     if unit_name and unit_name not in curriculum.units:
         known = ", ".join(curriculum.units)
         raise CurriculumError(f"no unit is called {unit_name!r}; choose one of {known}")
+    renewed = _renew_all_else(curriculum)
+    curriculum = load_curriculum(curriculum.root)
     units = [u for u in curriculum.units.values() if unit_name in ("", u.name)]
     work = [(unit, _renewed(curriculum, unit)) for unit in units]  # all, or none
     changed = [(unit, carried) for unit, carried in work if carried]
     for unit, carried in changed:
         _write(curriculum, unit, carried)
-    if not changed:
+    if not changed and not renewed:
         show([("plain", "your files already have the newest templates")])
     return 0
+
+
+def _renew_all_else(curriculum: Curriculum) -> bool:
+    """Bring a copied course to the wheel's version; return True if that changed it."""
+    if not is_fetched(curriculum.root):
+        return False
+    for unit in curriculum.units.values():
+        if unit.template(curriculum.root).exists():
+            with naming_file("; nothing was changed"):
+                read_source(curriculum, unit, "mine").tree  # noqa: B018 - to see whether it is Python
+    try:
+        done = renew(curriculum.root)
+    except OSError as error:
+        raise CurriculumError(
+            f"cannot update {error.filename}: {error.strerror}"
+        ) from error
+    if done.written:
+        show([("plain", f"{len(done.written)} files of the course are new")])
+    for kept in done.kept:
+        show([("dim", f"  you had edited one of them; we kept it as {kept}")])
+    return bool(done.written or done.removed)
 
 
 def _renewed(curriculum: Curriculum, unit: Unit) -> Carried | None:
@@ -59,7 +88,7 @@ def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
     path = unit.template(curriculum.root)
     try:
         kept = keep_beside(path) if path.exists() else None
-        _replace(path, carried.text)
+        replace_whole(path, carried.text.encode())
     except OSError as error:
         raise CurriculumError(f"cannot update {path}: {error.strerror}") from error
     numbers = {task.id: task.number for task in unit.tasks}
@@ -92,9 +121,3 @@ def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:
         show([("fail", f"    {', '.join(carried.lost)}")])
     if kept:
         show([("dim", f"  we kept the old file as {shown(kept)}")])
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)  # whole, or not at all

@@ -18,6 +18,7 @@ from distlab.cli.check import (
     remember,
     what_helps,
 )
+from distlab.cli.fetched import own_course
 from distlab.cli.hint import hint
 from distlab.cli.keys import pressed_keys
 from distlab.cli.screen import command, show, waiting
@@ -45,7 +46,7 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
     Raises:
         ValueError: an unknown task.
     """
-    curriculum = load_curriculum()
+    curriculum = own_course()
     chosen(curriculum, Progress(curriculum.root), [name] if name else [])
     with Cluster() as cluster, pressed_keys() as next_key:
         cluster.start(wait=False)

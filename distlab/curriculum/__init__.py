@@ -1,12 +1,14 @@
 """What the course consists of, and which code stands for it: yours or the reference."""
 
 from distlab.curriculum.manifest import (
+    BUNDLED,
     Curriculum,
     CurriculumError,
     Phase,
     Task,
     Unit,
     find_root,
+    installed_course,
     load_curriculum,
 )
 from distlab.curriculum.progress import Progress, ProgressUnavailableError
@@ -22,6 +24,7 @@ from distlab.curriculum.units import (
 )
 
 __all__ = [
+    "BUNDLED",
     "Curriculum",
     "CurriculumError",
     "Phase",
@@ -33,6 +36,7 @@ __all__ = [
     "Unit",
     "UnitSource",
     "find_root",
+    "installed_course",
     "load",
     "load_curriculum",
     "load_graft",

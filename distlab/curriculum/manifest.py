@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "curriculum.toml"
+_PACKAGE = Path(__file__).resolve().parents[1]
+BUNDLED = _PACKAGE / "course"
+"""The copy in an installed wheel, see pyproject.toml; a clone has none."""
 KINDS = ("plan", "move", "hide", "use")
 
 
@@ -174,24 +177,31 @@ class Curriculum:
 
 
 def find_root(start: Path | None = None) -> Path:
-    """The repository: the nearest folder upward of `start` that holds the manifest.
+    """Find the course: the nearest folder upward of `start` that holds the manifest.
 
-    Without `start` the working directory is tried first, then distlab's own checkout.
+    Without `start`, we look from the working directory upward, and fall back on the
+    course that came with distlab.
 
     Raises:
-        CurriculumError: neither is in a checkout of the course, or it was removed.
+        CurriculumError: there is no course, or the working directory was removed.
     """
     try:
-        places = [start] if start else [Path.cwd(), Path(__file__)]
+        place = (start or Path.cwd()).resolve()
     except FileNotFoundError:
         raise CurriculumError(
             "the folder you are in is gone; go to the course's folder"
         ) from None
-    for place in places:
-        for folder in (place.resolve(), *place.resolve().parents):
-            if (folder / MANIFEST).is_file():
-                return folder
+    for folder in (place, *place.parents):
+        if (folder / MANIFEST).is_file():
+            return folder
+    if start is None and (installed_course() / MANIFEST).is_file():
+        return installed_course()
     raise CurriculumError(f"no {MANIFEST} here or above: run this inside the course")
+
+
+def installed_course() -> Path:
+    """Return the course that came with distlab: its clone, or the wheel's copy."""
+    return BUNDLED if (BUNDLED / MANIFEST).is_file() else _PACKAGE.parent
 
 
 def load_curriculum(root: Path | None = None) -> Curriculum:

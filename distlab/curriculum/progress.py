@@ -1,6 +1,7 @@
 """What the learner has done so far: one small JSON file that may be deleted.
 
-It lives in `.distlab/` of the repository, or where DISTLAB_STATE says.
+It lives in `.distlab/` of the course's folder, or where DISTLAB_STATE says. The copy
+of the course in a wheel isn't the learner's, so in its place we use the home directory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from distlab.curriculum.manifest import BUNDLED
 
 _DIGESTS = 20  # of code that has passed, per task
 _KEPT = ("predictions", "use", "quiz", "hunts", "tests")
@@ -29,7 +32,8 @@ class Progress:
 
     def __init__(self, root: Path) -> None:
         state = os.environ.get("DISTLAB_STATE")
-        self.folder = Path(state) if state else root / ".distlab"
+        home = Path.home() if root == BUNDLED else root
+        self.folder = Path(state) if state else home / ".distlab"
         self._path = self.folder / "progress.json"
 
     def read(self) -> dict[str, Any]:

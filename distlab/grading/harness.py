@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distlab.curriculum import UnitSource, load_graft
+from distlab.curriculum import UnitSource, installed_course, load_graft
 from distlab.curriculum.compiled import received, sent
 from distlab.grading.guard import doors_of, install, resolved
 from distlab.grading.kernel import with_own_comm
@@ -209,8 +209,9 @@ def transport(world_size: int) -> str:
 def off_limits(impl: Implementation) -> dict[str, list[str]]:
     """The folders that are not the submission's to change, and not to look into."""
     # A course may lie apart from the distlab that judges it: both are kept.
-    roots = {impl.reference.path.parents[2], Path(__file__).parents[2]}
-    course = [str(path) for path in sorted({*roots, impl.source.path})]
+    roots = {impl.reference.path.parents[2], installed_course()}
+    kept = {*roots, Path(__file__).parents[1], impl.source.path}
+    course = [str(path) for path in sorted(kept)]
     secrets = [str(root / name) for root in sorted(roots) for name in _SECRETS]
     return resolved(course, secrets)
 

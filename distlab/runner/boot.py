@@ -13,10 +13,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def main() -> None:
     """Find distlab, then let it go on."""
-    sys.path.insert(0, ROOT)
+    # Next to an installed wheel are all the other libraries, and no learner's files.
+    installed = os.path.isdir(os.path.join(ROOT, "distlab", "course"))
+    if not (installed and ROOT in sys.path):
+        sys.path.insert(0, ROOT)
     from distlab.search_order import put_last
 
-    put_last(ROOT)
+    put_last(*([] if installed else [ROOT]))
     from distlab.runner.zygote import main
 
     main(sys.argv[1:])

@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
+from distlab.curriculum import installed_course
 from distlab.given import incidents as given
 from distlab.given.incidents import Event, Incident, RecordedRun, Report, read_run
 
-FOLDER = Path(__file__).parents[4] / "phase4_production" / "incidents"
+FOLDER = installed_course() / "phase4_production" / "incidents"
 Change = Callable[[RecordedRun], RecordedRun]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from distlab.curriculum import installed_course
 from distlab.given.monitoring import Span, Spans, read_spans
 from distlab.grading.checks.monitoring.profile import (
     TASK,
@@ -22,7 +22,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
-TRACES = Path(__file__).parents[4] / "phase4_production" / "traces"
+TRACES = installed_course() / "phase4_production" / "traces"
 RECORDED = {"run_1": "partial", "run_2": "late", "run_3": "hidden"}
 WORDS = ("hidden", "partial", "late", "blocking")
 

@@ -1,0 +1,153 @@
+"""A course that came in a wheel: copied to an empty folder, and renewed later."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from distlab.cli import fetched
+from distlab.cli.fetched import RECORD, fetch_here, need_a_clone, own_course, renew
+from distlab.cli.update import update
+from distlab.curriculum import (
+    CurriculumError,
+    Progress,
+    find_root,
+    installed_course,
+    load_curriculum,
+    manifest,
+    progress,
+)
+from distlab.curriculum.pristine import template_files
+from tests.workbench.course import EXCHANGE, FIRST, PHASES, ROOT, filled
+
+NOTEBOOK = Path(PHASES[0]) / "walkthrough.ipynb"
+GUIDE = Path(PHASES[0]) / "guide" / "collectives.md"
+TEMPLATE = Path(PHASES[0]) / "template_collectives.py"
+BEHIND, ALONE = Path(PHASES[1]) / "guidelines.md", Path("GLOSSARY.md")
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The course among the libraries; the working folder is an empty one."""
+    bundled = tmp_path / "libraries" / "distlab" / "course"
+    for name in ("solutions", *PHASES):
+        unwanted = shutil.ignore_patterns("template_*.py", "figures", "deployment")
+        shutil.copytree(ROOT / name, bundled / name, ignore=unwanted)
+    for name in ("curriculum.toml", "GLOSSARY.md"):
+        shutil.copy(ROOT / name, bundled)
+    for module in (manifest, progress, fetched):
+        monkeypatch.setattr(module, "BUNDLED", bundled)
+    monkeypatch.delenv("DISTLAB_STATE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "mine" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    return bundled
+
+
+def test_outside_of_a_course(wheel: Path, tmp_path: Path) -> None:
+    assert find_root() == installed_course() == wheel
+    assert Progress(wheel).folder == tmp_path / "home" / ".distlab"
+    with pytest.raises(CurriculumError, match="distlab start"):
+        own_course()
+    with pytest.raises(CurriculumError, match="clone"):
+        need_a_clone("bench")
+    Path("notes.txt").touch()
+    with pytest.raises(CurriculumError, match=r"notes\.txt"):
+        fetch_here()
+    assert [path.name for path in Path.cwd().iterdir() if path.is_file()] == [
+        "notes.txt"
+    ]
+
+
+def test_start_copies_the_course_and_makes_the_templates(wheel: Path) -> None:
+    Path(".venv").mkdir()
+    Path("env").mkdir()
+    Path("env/pyvenv.cfg").touch()
+    assert fetch_here() == Path.cwd()
+    curriculum = own_course()
+    assert curriculum.root == find_root() == Path.cwd()
+    assert {file.state for file in template_files(curriculum)} == {"current"}
+    for path in (NOTEBOOK, GUIDE, ALONE):
+        assert path.read_bytes() == (wheel / path).read_bytes()
+    assert Progress(curriculum.root).folder == Path.cwd() / ".distlab"
+    assert fetch_here() is None  # a second time, there is nothing to do
+    Path(PHASES[2]).joinpath("below").mkdir()
+
+
+def test_an_update_keeps_what_the_learner_wrote(
+    wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch_here()
+    mine = filled(FIRST, EXCHANGE)
+    TEMPLATE.write_text(mine, encoding="utf-8")
+    NOTEBOOK.write_text("my notes", encoding="utf-8")
+    own = Path(PHASES[0]) / "test_collectives.py"
+    own.write_text("# my tests", encoding="utf-8")
+    BEHIND.unlink()
+    # The next version: other texts, and a file less.
+    for path in (NOTEBOOK, GUIDE):
+        (wheel / path).write_text("newer", encoding="utf-8")
+    (wheel / ALONE).unlink()
+    solution = wheel / "solutions" / PHASES[0] / "collectives.py"
+    text = solution.read_text(encoding="utf-8").replace("by hand", "by HAND", 1)
+    solution.write_text(text, encoding="utf-8")
+
+    assert update() == 0
+    assert GUIDE.read_text() == NOTEBOOK.read_text() == "newer"
+    assert [p.read_text() for p in NOTEBOOK.parent.glob("*.kept-*.ipynb")] == [
+        "my notes"
+    ]
+    assert not list(GUIDE.parent.glob("*.kept-*"))
+    assert own.read_text() == "# my tests"
+    assert BEHIND.is_file()
+    assert not ALONE.exists()
+    assert EXCHANGE.strip().splitlines()[1].strip() in TEMPLATE.read_text()
+    assert "by HAND" in TEMPLATE.read_text()
+    assert [p.read_text() for p in TEMPLATE.parent.glob("*.kept-*.py")] == [mine]
+
+    capsys.readouterr()
+    assert update() == 0  # nothing is left to do, and nothing is kept twice
+    assert len(list(Path.cwd().rglob("*.kept-*"))) == 2
+
+
+def test_an_update_changes_nothing_while_a_file_is_no_python(wheel: Path) -> None:
+    fetch_here()
+    TEMPLATE.write_text("def broken(", encoding="utf-8")
+    (wheel / GUIDE).write_text("newer", encoding="utf-8")
+    with pytest.raises(ValueError, match="nothing was changed"):
+        update()
+    assert GUIDE.read_text() != "newer"
+
+
+def test_without_a_record_everything_that_differs_is_kept(wheel: Path) -> None:
+    fetch_here()
+    GUIDE.write_text("mine?", encoding="utf-8")
+    RECORD.unlink()
+    assert renew(Path.cwd()).written == [GUIDE]
+    assert [p.read_text() for p in GUIDE.parent.glob("*.kept-*.md")] == ["mine?"]
+
+
+def test_a_course_of_another_version_is_named(
+    wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch_here()
+    record = json.loads(RECORD.read_text()) | {"version": "0.0.7"}
+    RECORD.write_text(json.dumps(record))
+    own_course()
+    assert "0.0.7" in capsys.readouterr().err
+    update()
+    own_course()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_wheel_brings_every_phase() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]
+    options = build["build"]["targets"]["wheel"]
+    for phase in load_curriculum(ROOT).phases:
+        assert phase.folder in options["only-include"]
+        assert options["sources"][phase.folder] == f"distlab/course/{phase.folder}"
+        assert f"tests/test_phase{phase.number}.py" in options["only-include"]
