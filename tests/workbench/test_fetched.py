@@ -144,9 +144,11 @@ def test_a_course_of_another_version_is_named(
     assert capsys.readouterr().err == ""
 
 
-def test_the_wheel_brings_every_phase() -> None:
+def test_the_wheel_brings_every_phase_and_all_data_of_distlab() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]
     options = build["build"]["targets"]["wheel"]
+    assert "distlab" in options["only-include"]  # texts and tables too
+    assert options["exclude"] == ["phase*/template_*.py"]
     for phase in load_curriculum(ROOT).phases:
         assert phase.folder in options["only-include"]
         assert options["sources"][phase.folder] == f"distlab/course/{phase.folder}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,6 @@ def test_the_text_is_as_it_was() -> None:
     text = load_text()
     assert (len(text.tokens), len(text.letters)) == (31_740, 68)
     assert digest(text.tokens) == "7717ecc2"  # or the losses are no longer those quoted
-
-
-def test_the_text_is_installed_with_the_package() -> None:
-    manifest = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (line,) = [x for x in manifest.splitlines() if x.startswith("distlab = [")]
-    patterns = json.loads(line.partition("=")[2])
-    assert any(fnmatch("data/course.txt", pattern) for pattern in patterns)
 
 
 def test_a_batch_is_passages_of_the_text_and_the_same_for_all() -> None:
