@@ -23,6 +23,7 @@ from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, mutants, templates
+from distlab.cli.plan_verb import plan
 from distlab.cli.screen import stopped, warn
 from distlab.cli.script_args import ScriptCommand
 from distlab.cli.sim_verbs import scale, sim
@@ -263,6 +264,7 @@ verb(panel=SCRIPTS)(train)
 verb(panel=MORE)(chaos)
 verb(panel=SCRIPTS, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)
+verb(panel=MORE)(plan)
 verb(panel=SCRIPTS, cls=ScriptCommand)(audit)
 
 

@@ -25,6 +25,7 @@ FLOORS = {
     "sim": 2, "runner": 2, "launch": 2, "flight": 2, "curriculum": 2, "monitor": 2,
     "grading": 3, "trace": 3, "distributed": 3, "engines": 3,
     "run": 3, "audit": 3, "pytest_plugin": 3, "simulated": 3, "training": 3,
+    "plan": 3,
     "walkthroughs": 4,
     "tutor": 4, "chaos": 4,
     "cli": 5,

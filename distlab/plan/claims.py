@@ -1,0 +1,77 @@
+"""What a CI job may demand of a plan: "fits", "mfu >= 0.4", "step_s < 5".
+
+Everything that can be compared is in `Figures`, which `--json` prints as well.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+
+from distlab.sim.net.quantities import nearest
+
+Figures = dict[str, float | None]
+"""The numbers of the best plan by name; None if they aren't known."""
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CLAIM = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([^\s<>=]+)\s*")
+NAMES = (
+    *("mfu", "step_s", "memory_gb", "exposed", "bubble", "tokens_per_s", "days"),
+    *("gpu_hours", "price"),
+)
+
+
+def check_syntax(claim: str) -> None:
+    """Require that a claim can be judged.
+
+    Raises:
+        ValueError: it isn't "fits", and no comparison of a known name with a number.
+    """
+    _parsed(claim)
+
+
+def holds(claim: str, figures: Figures) -> bool:
+    """Return True if the claim is true; without figures, nothing fits.
+
+    Raises:
+        ValueError: it can't be judged, for example days without --tokens.
+    """
+    parsed = _parsed(claim)
+    if not figures:
+        return False
+    if parsed is None:
+        return True
+    name, compare, value = parsed
+    figure = figures[name]
+    if figure is None:
+        needed = "--tokens and --price" if name == "price" else "--tokens"
+        raise ValueError(f'--assert "{claim}" needs {needed}')
+    return compare(figure, value)
+
+
+def _parsed(claim: str) -> tuple[str, Callable[[float, float], bool], float] | None:
+    if claim.strip() == "fits":
+        return None
+    found = _CLAIM.fullmatch(claim)
+    if not found:
+        raise ValueError(
+            f'--assert "{claim}" must be "fits" or look like "mfu >= 0.4"; it can '
+            f"compare {', '.join(NAMES)}"
+        )
+    name, sign, number = found.groups()
+    if name not in NAMES:
+        near = nearest(name, NAMES)
+        raise ValueError(
+            f'--assert "{claim}": there is no {name}{near}; known are '
+            f"{', '.join(NAMES)}"
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f'--assert "{claim}": {number} is not a number') from None
+    return name, _OPERATORS[sign], value

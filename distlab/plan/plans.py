@@ -1,0 +1,151 @@
+"""All layouts of a model on a cluster that fit, and what the formulas say of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from types import ModuleType
+
+from distlab.given.planning import Batch, Cluster, Layout, Memory, Model, StepTime
+from distlab.sim.net.quantities import nearest, whole
+
+DAY_S = 86400.0
+_NAMES = {"zero": "zero_stage", "sequence": "sequence_parallel"}
+LAYOUT_NAMES = (
+    *("data", "tensor", "pipeline", "context", "chunks", "zero", "microbatch"),
+    *("recompute", "sequence"),
+)
+Fixed = dict[str, int | str | bool]
+"""Fields of a layout that mustn't vary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be trained, and on what."""
+
+    model: Model
+    batch: Batch
+    cluster: Cluster
+    num_gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A layout with its memory and time on one GPU."""
+
+    layout: Layout
+    memory: Memory
+    time: StepTime
+    mfu: float
+
+    @property
+    def exposed_s(self) -> float:
+        """The seconds of a step during which a GPU waits for messages."""
+        time = self.time
+        return time.tensor_s + time.context_s + time.pipeline_s + time.data_s
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The degrees of the four axes."""
+        layout = self.layout
+        return layout.data, layout.tensor, layout.pipeline, layout.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The best plan of each shape, fastest first; of those that fit."""
+
+    plans: tuple[Plan, ...]
+    num_valid: int
+    num_fitting: int
+    smallest: Plan | None  # the one that needs least memory, whether it fits or not
+
+
+def plan_of(unit: ModuleType, question: Question, layout: Layout) -> Plan:
+    """Return what the unit's formulas say of one layout."""
+    model, batch, cluster = question.model, question.batch, question.cluster
+    time = unit.step_time(model, layout, batch, cluster)
+    return Plan(
+        layout=layout,
+        memory=unit.step_memory(model, layout, batch),
+        time=time,
+        mfu=unit.mfu(model, batch, cluster, question.num_gpus, time.total_s),
+    )
+
+
+def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> Ranking:
+    """Return the layouts that the unit finds valid and that fit, the fastest first.
+
+    Equally fast ones are in the order of their memory.
+    """
+    model, batch, cluster = question.model, question.batch, question.cluster
+    wanted = (fixed or {}).items()
+    best: dict[tuple[int, ...], tuple[tuple[float, float], Layout]] = {}
+    least: tuple[float, Layout] | None = None
+    num_valid = num_fitting = 0
+    for layout in unit.valid_layouts(model, batch, question.num_gpus):
+        if any(getattr(layout, name) != value for name, value in wanted):
+            continue
+        num_valid += 1
+        num_bytes = unit.step_memory(model, layout, batch).total_bytes
+        if least is None or num_bytes < least[0]:
+            least = num_bytes, layout
+        if num_bytes > cluster.memory_bytes:
+            continue
+        num_fitting += 1
+        key = unit.step_time(model, layout, batch, cluster).total_s, num_bytes
+        shape = layout.data, layout.tensor, layout.pipeline, layout.context
+        if shape not in best or key < best[shape][0]:
+            best[shape] = key, layout
+    in_order = sorted(best.values(), key=lambda pair: pair[0])
+    return Ranking(
+        plans=tuple(plan_of(unit, question, layout) for _, layout in in_order),
+        num_valid=num_valid,
+        num_fitting=num_fitting,
+        smallest=plan_of(unit, question, least[1]) if least else None,
+    )
+
+
+def parse_fixed(text: str) -> Fixed:
+    """Read `tensor=8,zero=1,recompute=full` into fields of a layout.
+
+    Raises:
+        ValueError: a name is unknown, or a value isn't of its kind.
+    """
+    fixed: Fixed = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in LAYOUT_NAMES or not equals:
+            near = nearest(name, LAYOUT_NAMES)
+            raise ValueError(
+                f'--layout: "{part}" isn\'t NAME=VALUE{near}; known names are '
+                f"{', '.join(LAYOUT_NAMES)}"
+            )
+        fixed[_NAMES.get(name, name)] = _value(name, value)
+    return fixed
+
+
+def _value(name: str, value: str) -> int | str | bool:
+    choices = {
+        "recompute": ("none", "selective", "full"),
+        "sequence": ("yes", "no"),
+    }.get(name)
+    if choices is None:
+        try:
+            return whole(value)
+        except ValueError as error:
+            raise ValueError(f"--layout: {name}: {error}") from None
+    if value not in choices:
+        raise ValueError(
+            f"--layout: {name} is {value!r}; choose {', '.join(choices[:-1])} or "
+            f"{choices[-1]}"
+        )
+    return value == "yes" if name == "sequence" else value
+
+
+def shares_of(time: StepTime) -> dict[str, float]:
+    """Return each cause's share of a step, by the name of its field without `_s`."""
+    total = time.total_s
+    return {
+        field.name.removesuffix("_s"): getattr(time, field.name) / total
+        for field in fields(time)
+    }

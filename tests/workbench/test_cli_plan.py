@@ -1,0 +1,281 @@
+"""`distlab plan`: what it ranks, derives and asserts, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlab.cli.plan import count, plan
+from distlab.curriculum import load_curriculum
+from distlab.given.planning import Batch, Layout
+from distlab.plan.catalog import find_cluster, find_model, tables
+from distlab.plan.derivation import Derivation, derivations
+from distlab.plan.formulas import formulas, lesson
+from distlab.plan.plans import Question, plan_of, ranked
+from tests.workbench.golden import Golden
+from tests.workbench.refusals import refusal
+
+Capture = pytest.CaptureFixture[str]
+UNIT = formulas("reference")
+SMALL: dict[str, Any] = {"num_gpus": 16, "global_batch": 32, "sequence": 2048}
+
+
+def question(model: str, cluster: str, num_gpus: int, batch: Batch) -> Question:
+    return Question(
+        model=find_model(model).value,
+        cluster=find_cluster(cluster).value,
+        batch=batch,
+        num_gpus=num_gpus,
+    )
+
+
+def planned(capsys: Capture, *args: Any, **kwargs: Any) -> tuple[int, dict[str, Any]]:
+    code = plan(*args, as_json=True, **kwargs)
+    return code, json.loads(capsys.readouterr().out)
+
+
+# ── the catalog ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-2-7b", 6.74),
+        ("llama-2-70b", 68.98),
+        ("llama-8b", 8.03),
+        ("llama-70b", 70.55),
+        ("llama-405b", 405.85),
+        ("gpt3", 174.6),
+        ("megatron-1t", 1008.0),
+        ("mpt-30b", 29.96),
+    ],
+)
+def test_models_have_as_many_parameters_as_published(
+    name: str, billions: float
+) -> None:
+    size = UNIT.model_size(find_model(name).value, 2048)
+    assert size.parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_each_number_has_a_source_and_each_alias_one_meaning() -> None:
+    names: list[str] = []
+    for kind, find in (("model", find_model), ("cluster", find_cluster)):
+        for name, table in tables(kind).items():
+            entry: Any = find(name)
+            names += [name, *table.get("aliases", ())]
+            urls = entry.sources.values()
+            assert urls, name
+            assert all(url.startswith("https://") for url in urls), name
+            if kind == "cluster":
+                measured = set(table) - {"aliases", "sources", "gpus_per_node"}
+                assert measured <= set(entry.sources), name
+    assert len(names) == len(set(names))
+
+
+def test_a_file_of_yours_describes_a_model_and_a_cluster(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    model = tmp_path / "mine.toml"
+    model.write_text("layers=4\nhidden=512\nheads=8\nffn=2048\nvocab=1000\n")
+    cluster = tmp_path / "lab.toml"
+    cluster.write_text(
+        "[lab]\ngpus_per_node=2\npeak_flops=1e13\nmemory_bytes=8e9\n"
+        "memory_bytes_per_s=5e11\nintra_node={alpha_s=1e-5,bytes_per_s=1e10}\n"
+        "inter_node={alpha_s=1e-5,bytes_per_s=1e9}\n"
+    )
+    code, data = planned(
+        capsys, str(model), num_gpus=4, cluster=str(cluster), global_batch=8
+    )
+    assert code == 0
+    assert (data["model"]["name"], data["cluster"]["name"]) == ("mine", "lab")
+    assert (data["model"]["kv_heads"], data["model"]["gated"]) == (8, False)
+    assert data["cluster"]["gpu_mtbf_s"] is None
+    assert data["plans"][0]["memory_bytes"] <= 8e9
+
+
+# ── the ranking ─────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_plan_is_what_choose_layout_chooses(capsys: Capture) -> None:
+    asked = question("llama-8b", "dgx-h100", 16, Batch(sequence=2048, global_batch=32))
+    ranking = ranked(UNIT, asked)
+    chosen = UNIT.choose_layout(asked.model, asked.batch, asked.cluster, 16)
+    best = plan_of(UNIT, asked, chosen)
+    assert ranking.plans[0].time.total_s == best.time.total_s
+    steps = [one.time.total_s for one in ranking.plans]
+    assert steps == sorted(steps)
+    assert len({one.shape for one in ranking.plans}) == len(steps)
+    assert ranking.num_valid > ranking.num_fitting >= len(steps)
+
+
+def test_a_fixed_part_of_the_layout_stays_fixed(capsys: Capture) -> None:
+    code, data = planned(
+        capsys,
+        "llama-8b",
+        layout="tensor=4,zero=1,recompute=full,sequence=yes",
+        **SMALL,
+    )
+    assert code == 0
+    assert data["plans"]
+    for one in data["plans"]:
+        layout = one["layout"]
+        assert (layout["tensor"], layout["zero_stage"]) == (4, 1)
+        assert (layout["recompute"], layout["sequence_parallel"]) == ("full", True)
+
+
+def test_less_memory_leaves_fewer_layouts(capsys: Capture) -> None:
+    _, all_of_it = planned(capsys, "llama-8b", **SMALL)
+    _, half = planned(capsys, "llama-8b", max_memory="40GB", **SMALL)
+    assert 0 < half["fitting"] < all_of_it["fitting"]
+    assert all(one["memory_bytes"] <= 40e9 for one in half["plans"])
+
+
+def test_nothing_fits_is_a_failure_that_says_how_much_is_needed(
+    capsys: Capture, golden: Golden
+) -> None:
+    one_node = {**SMALL, "num_gpus": 8}
+    assert plan("llama-70b", **one_node) == 1
+    golden("cli/plan-nothing-fits", capsys.readouterr().out)
+    code, data = planned(capsys, "llama-70b", claims=["fits", "mfu > 0"], **one_node)
+    assert code == 1
+    assert (data["best"], data["plans"]) == (None, [])
+    assert data["smallest_bytes"] > 80e9
+    assert data["asserts"] == {"fits": False, "mfu > 0": False}
+
+
+def test_days_hours_and_price_come_from_the_step(capsys: Capture) -> None:
+    _, data = planned(capsys, "llama-8b", tokens="1T", price=2.0, **SMALL)
+    best = data["best"]
+    steps = 1e12 / (32 * 2048)
+    assert best["days"] == pytest.approx(steps * best["step_s"] / 86400)
+    assert best["gpu_hours"] == pytest.approx(best["days"] * 24 * 16)
+    assert best["price"] == pytest.approx(2 * best["gpu_hours"])
+
+
+@pytest.mark.parametrize(
+    ("claims", "code"),
+    [
+        (["fits"], 0),
+        (["fits", "mfu >= 0.2", "step_s<100"], 0),
+        (["mfu >= 0.99"], 1),
+        (["fits", "memory_gb < 1"], 1),
+    ],
+)
+def test_a_false_claim_is_a_failure(
+    claims: list[str], code: int, capsys: Capture
+) -> None:
+    assert planned(capsys, "llama-8b", claims=claims, **SMALL)[0] == code
+
+
+# ── the derivation ──────────────────────────────────────────────────────────────────
+
+CASES = [
+    Layout(data=16, zero_stage=3, recompute="selective"),
+    Layout(data=2, tensor=8, zero_stage=1, recompute="full", sequence_parallel=True),
+    Layout(tensor=2, pipeline=4, context=2, chunks=2, microbatch=2, recompute="none"),
+    Layout(data=2, tensor=4, pipeline=2, zero_stage=2, recompute="selective"),
+    Layout(data=8, context=2, microbatch=4),
+    Layout(pipeline=16, recompute="full"),
+]
+
+
+def evaluated(shown: Derivation) -> float:
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", shown.numbers)
+    text = text.replace("·", "*").replace("²", "**2")
+    return float(eval(text, {"__builtins__": {}}, {"max": max}))
+
+
+@pytest.mark.parametrize("layout", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("model", "sequence"), [("llama-8b", 4096), ("gpt3", 2048), ("llama-8b", 16)]
+)
+def test_the_arithmetic_that_is_shown_gives_the_number(
+    model: str, sequence: int, layout: Layout
+) -> None:
+    batch = Batch(sequence=sequence, global_batch=32)
+    asked = question(model, "dgx-h100", layout.num_gpus, batch)
+    chosen = plan_of(UNIT, asked, layout)
+    shown = derivations(UNIT, asked, chosen)
+    for one in shown:
+        assert evaluated(one) == pytest.approx(one.value, rel=1e-6, abs=1e-9), one
+    by_name = {one.name: one.value for one in shown}
+    memory = sum(v for name, v in by_name.items() if name.startswith("memory:"))
+    assert memory == pytest.approx(chosen.memory.total_bytes)
+    assert by_name["time: step"] == chosen.time.total_s
+
+
+def test_each_number_names_a_lesson_that_exists() -> None:
+    curriculum = load_curriculum()
+    known = {task.id for task in curriculum.tasks}
+    for layout in CASES:
+        batch = Batch(sequence=2048, global_batch=32)
+        asked = question("llama-8b", "dgx-h100", layout.num_gpus, batch)
+        for one in derivations(UNIT, asked, plan_of(UNIT, asked, layout)):
+            ours = one.lesson.startswith("planning.")
+            assert one.lesson in known or ours, one.lesson
+            assert lesson(curriculum, one.lesson) or ours
+
+
+# ── the report, and refusals ────────────────────────────────────────────────────────
+
+
+def test_the_report_fits_the_screen(capsys: Capture, golden: Golden) -> None:
+    code = plan(
+        "llama-8b",
+        tokens="15T",
+        price=2.5,
+        why=True,
+        claims=["fits", "mfu >= 0.99"],
+        **SMALL,
+    )
+    out = capsys.readouterr().out
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= 80
+    golden("cli/plan", re.sub(r"lesson [\d.]*", "lesson", out))
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "no model": lambda: plan("", num_gpus=8),
+    "unknown model": lambda: plan("llama-60b", num_gpus=8),
+    "unknown cluster": lambda: plan("llama-8b", num_gpus=8, cluster="dgx-h1000"),
+    "no GPUs": lambda: plan("llama-8b", num_gpus=0),
+    "half a node": lambda: plan("llama-8b", num_gpus=12),
+    "a sequence of -1": lambda: plan("llama-8b", num_gpus=8, sequence=-1),
+    "memory without a unit": lambda: plan("llama-8b", num_gpus=8, max_memory="3"),
+    "unknown part": lambda: plan("llama-8b", num_gpus=8, layout="tensr=8"),
+    "odd degree": lambda: plan("llama-8b", num_gpus=8, layout="tensor=two"),
+    "odd choice": lambda: plan("llama-8b", num_gpus=8, layout="recompute=some"),
+    "no claim": lambda: plan("llama-8b", num_gpus=8, claims=["it is fast"]),
+    "unknown figure": lambda: plan("llama-8b", num_gpus=8, claims=["mfuu > 1"]),
+    "odd bound": lambda: plan("llama-8b", num_gpus=8, claims=["mfu > much"]),
+    "days of no tokens": lambda: plan("llama-8b", **SMALL, claims=["days < 3"]),
+    "odd tokens": lambda: count("many"),
+}
+
+
+def test_what_cannot_be_planned_is_refused_in_a_sentence(golden: Golden) -> None:
+    said = {name: refusal(ValueError, ask) for name, ask in REFUSED.items()}
+    golden("cli/plan-refused", "\n".join(f"{k}: {v}" for k, v in said.items()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layers = 4",
+        "layers = 4.5\nhidden=8\nheads=2\nffn=8\nvocab=8",
+        "layers = 4\nhidden=9\nheads=2\nffn=8\nvocab=8",
+        "layers = 4\nhidden=8\nheads=2\nffn=8\nvocab=8\nwidth=3",
+        "[a]\nlayers=1\n[b]\nlayers=2",
+        "layers = ",
+    ],
+)
+def test_a_model_file_that_is_wrong_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"model\.toml"):
+        find_model(str(path))
