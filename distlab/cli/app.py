@@ -313,11 +313,15 @@ def explain_hang(
         ),
     ] = 0,
     as_json: Json = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the calls as a timeline, on a page of this name."),
+    ] = None,
 ) -> int:
     """Find out why a job hung, from the dumps of torch's flight recorder."""
     from distlab.cli.explain_hang import explain_hang
 
-    return explain_hang(files, num_ranks=ranks, as_json_object=as_json)
+    return explain_hang(files, num_ranks=ranks, as_json_object=as_json, html=html)
 
 
 @verb(panel=MORE)

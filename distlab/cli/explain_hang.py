@@ -11,12 +11,17 @@ from distlab.grading.verdict import FAILED, PASS
 
 
 def explain_hang(
-    files: Sequence[Path], *, num_ranks: int = 0, as_json_object: bool = False
+    files: Sequence[Path],
+    *,
+    num_ranks: int = 0,
+    as_json_object: bool = False,
+    html: Path | None = None,
 ) -> int:
     """Print the disagreement and a table of the ranks; 0 if no rank waits, else 1.
 
     Raises:
         ValueError: a file is not a dump, or there are two for one rank.
+        OSError: the page can't be written.
     """
     records = read_dumps(files, num_ranks)
     hang = find_hang(records)
@@ -24,4 +29,8 @@ def explain_hang(
         show_json(as_json(records, hang))
     else:
         show(page(records, hang))
+    if html is not None:
+        from distlab.flight.drawn import draw
+
+        draw(html, records, hang.sentence, hang.kind != "finished")
     return PASS if hang.kind == "finished" else FAILED

@@ -13,6 +13,7 @@ from typing import Any
 from distlab.flight.hang import Hang, find_hang
 from distlab.flight.live import Finding, Post, Quiet, records_of
 from distlab.flight.page import Line, as_json, page, table
+from distlab.flight.records import Records
 from distlab.flight.watch import Told
 from distlab.runner.autopsy import place
 from distlab.terminal import ranks_in_words
@@ -87,13 +88,29 @@ def report_of(found: Finding | Quiet) -> dict[str, Any]:
 
 
 def write_report(path: str | Path, found: Finding | Quiet) -> None:
-    """Write the report to a file; say so on stderr if that's impossible."""
+    """Write the report to a file; say so on stderr if that's impossible.
+
+    It's JSON, or a page with a timeline if the file's name ends in `.html`.
+    """
     try:
+        if str(path).endswith(".html"):
+            from distlab.flight.drawn import draw
+
+            draw(path, *_drawn(found))
+            return
         with open(path, "w", encoding="utf-8") as file:
             json.dump(report_of(found), file, indent=2)
             file.write("\n")
     except OSError as error:
         print(f"{PREFIX} {path} can't be written: {error.strerror}", file=sys.stderr)
+
+
+def _drawn(found: Finding | Quiet) -> tuple[Records, str, bool]:
+    """The calls of all ranks, what is wrong, and whether that is proved."""
+    if isinstance(found, Quiet):
+        records = records_of(found.posts, found.world_size)
+        return records, _quiet_sentence(found), False
+    return found.records, found.hang.sentence, True
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,17 +67,23 @@ class Watch:
             finding = find(self._posts, self._world_size, is_late=self._is_late())
             if finding is not None:
                 self._is_told = True
-                self._tell(finding)
-                states = [post["state"] for post in self._posts.values()]
-                verdict = {
-                    "sentence": finding.hang.sentence,
-                    "ends": self._ends,
-                    "num_alive": states.count("still"),
-                }
-                self._store.set(f"{self._prefix}verdict", json.dumps(verdict))
+                try:
+                    self._tell(finding)
+                finally:  # the ranks end even if the report can't be written
+                    self._post(finding)
                 return finding
         self._look_for_progress()
         return None
+
+    def _post(self, finding: Finding) -> None:
+        """Tell the ranks, which stand still."""
+        states = [post["state"] for post in self._posts.values()]
+        verdict = {
+            "sentence": finding.hang.sentence,
+            "ends": self._ends,
+            "num_alive": states.count("still"),
+        }
+        self._store.set(f"{self._prefix}verdict", json.dumps(verdict))
 
     def _is_late(self) -> bool:
         now_s = time.monotonic()

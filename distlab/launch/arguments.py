@@ -57,7 +57,8 @@ start of each line. Messages from the launcher itself go to stderr.
   --on-hang WHAT         what to do then: end the job (abort), treat it as a failure
                          (restart), or leave the ranks as they are (report)
   --no-progress S        say where every rank is after S seconds without a call (60)
-  --hang-report FILE     also write the report as JSON; --hang-stacks prints the stacks
+  --hang-report FILE     also write the report, as JSON or (.html) as a timeline
+  --hang-stacks          also print the Python stack of every rank
   --also PLACES          also send the records to tensorboard, prometheus or
                          prometheus:PORT
   --role NAME            set ROLE_NAME for the ranks (default)

@@ -98,7 +98,7 @@ class LaunchConfig:
     no_progress: float = 60.0
     """With explain_hangs: say where every rank is after this long without a call."""
     hang_report: str | Path | None = None
-    """With explain_hangs: a JSON file for the report."""
+    """With explain_hangs: a file for the report, JSON or (`.html`) a timeline."""
     hang_stacks: bool = False
     """With explain_hangs: print Python's stacks of all ranks too."""
     standby: int | None = None

@@ -226,6 +226,7 @@ class Journal:
             place=place_of(sys._getframe(1)),
         )
         if self.compare is not None:
+            act.created_ns = time.time_ns()  # in case it's held back here
             self.compare(act)
         act.created_ns = time.time_ns()
         self.calls.append(act)
@@ -285,6 +286,7 @@ class Journal:
         if op in _EXCHANGES:
             act.takes, act.gives = _exchanged(args, len(members))
         if self.compare is not None:
+            act.created_ns = time.time_ns()  # in case it's held back here
             self.compare(act)
         act.created_ns = time.time_ns()
         self.calls.append(act)

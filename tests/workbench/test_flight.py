@@ -397,6 +397,9 @@ def test_the_verb_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["explain-hang", str(tmp_path / "a_0")])
     assert (done.exit_code, done.stdout) == (2, "")
     (tmp_path / "a_0").write_bytes(pickle.dumps({"version": "2.10", "entries": []}))
-    done = CliRunner().invoke(app, ["explain-hang", str(tmp_path), "--ranks", "2"])
+    page = tmp_path / "calls.html"
+    line = ["explain-hang", str(tmp_path), "--ranks", "2", "--html", str(page)]
+    done = CliRunner().invoke(app, line)
     assert done.exit_code == 0
+    assert "trace-data" in page.read_text(encoding="utf-8")
     assert re.search(r"^1 +no dump$", done.stdout, re.MULTILINE)

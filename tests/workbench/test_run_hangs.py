@@ -17,12 +17,15 @@ import pytest
 import torch.distributed as dist
 
 from distlab.comm import ANY
+from distlab.flight.drawn import run_of
 from distlab.flight.live import Finding, Quiet, find
 from distlab.flight.told import lines_of, report_of, row_of, stacks_of, write_report
 from distlab.flight.watch import Watch
 from distlab.recorder import agreement
 from distlab.recorder.journal import Act
 from distlab.recorder.recorder import _act
+from distlab.trace import trace_of
+from distlab.trace.model import STATES
 from tests.workbench.golden import Golden
 
 TRAIN = str(Path("train.py").absolute())  # as it is shown from here
@@ -442,6 +445,45 @@ def test_a_quiet_job_in_words_and_as_json(golden: Golden) -> None:
     assert [row["rank"] for row in told["ranks"]] == [0, 1, 2, 3]
     assert row_of(0, ranks)["call"] == REDUCE
     assert row_of(3, ranks)["line"] is None
+
+
+def test_the_timeline_of_a_finding() -> None:
+    early = done(collective(REDUCE))
+    finding = found(
+        Rank([collective(BARRIER, 2, line=18)], [early]),
+        Rank([collective(REDUCE, 2, line=20)], [early]),
+        Rank([], [early], state="ended"),
+    )
+    assert finding is not None
+    run = run_of(finding.records, finding.hang.sentence)
+    assert (run.outcome, run.cycle) == ("deadlock", (0, 1))
+    assert [rank.status for rank in run.ranks] == ["waiting", "waiting", "finished"]
+    assert [rank.waiting and rank.waiting["line"] for rank in run.ranks] == [
+        18,
+        20,
+        None,
+    ]
+    calls = trace_of(run).calls
+    states = [STATES[state] for state in calls["state"].tolist()]
+    assert states == ["done", "waiting", "done", "waiting", "done"]
+
+
+def test_the_timeline_of_messages() -> None:
+    finding = found(
+        Rank([message("recv", 1, 0)], [message("recv", 2, 0)]),
+        Rank([message("recv", 0, 1)]),
+        Rank([], [message("send", 2, 0)], state="ended"),
+    )
+    assert finding is not None
+    run = run_of(finding.records, finding.hang.sentence)
+    assert run.waits_for == {0: (1,), 1: (0,)}
+    assert (run.cycle, len(trace_of(run).messages)) == ((0, 1), 1)
+
+
+def test_the_timeline_without_a_proof(tmp_path: Path) -> None:
+    quiet = Quiet(60.0, posts(rank_in_rows(), Rank([], state="moves")), 2)
+    write_report(tmp_path / "hang.html", quiet)
+    assert "trace-data" in (tmp_path / "hang.html").read_text("utf-8")
 
 
 def test_a_report_that_cannot_be_written_is_no_error(
