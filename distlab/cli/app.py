@@ -22,7 +22,7 @@ from distlab.cli.audit import audit
 from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
-from distlab.cli.maintainer_verbs import bench, mutants, templates
+from distlab.cli.maintainer_verbs import bench, mutants, new_task, templates
 from distlab.cli.plan_verb import plan
 from distlab.cli.screen import stopped, warn
 from distlab.cli.script_args import ScriptCommand
@@ -529,5 +529,5 @@ def reset(
     return reset(unit)
 
 
-for maintainers in (templates, mutants, bench):
+for maintainers in (templates, new_task, mutants, bench):
     verb(panel=MAINTAINERS)(maintainers)

@@ -31,6 +31,20 @@ def templates(
     return templates(check_only=check)
 
 
+def new_task(
+    number: Annotated[
+        str, typer.Argument(help="The task's number, such as 3.29.", metavar="NUMBER")
+    ],
+    task: Annotated[
+        str, typer.Argument(help="Its id: an existing unit and a new name.")
+    ],
+) -> int:
+    """Write the stubs of a new task, or list what is left to do for it."""
+    from distlab.cli.new_task import new_task
+
+    return new_task(number, task)
+
+
 def mutants(
     phase: Annotated[int | None, typer.Option(help="Grade one phase only.")] = None,
     only: Annotated[
