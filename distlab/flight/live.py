@@ -82,15 +82,26 @@ def find(
     if not alive or not are_still or held_back:
         return None
     records = records_of(posts, world_size)
-    if not _Proof(posts, records).holds(alive):
-        return None
+    is_proved = _Proof(posts, records).holds(alive)
     hang = find_hang(records)
+    if not is_proved and not _is_meeting(records, hang):
+        return None
     return Finding(
         status="mismatch" if hang.kind == "mismatch" else "deadlock",
         hang=hang,
         records=records,
         posts=posts,
     )
+
+
+def _is_meeting(records: Records, hang: Hang) -> bool:
+    """Return True if ranks have met to different ends, as in new_group().
+
+    Torch numbers the groups, so unlike groups then share a name, and what their ranks
+    say to each other is lost. The ranks wait in calls that all members have made.
+    """
+    groups = {call.group[0] for call in hang.calls.values()}
+    return hang.kind == "mismatch" and groups <= {*records.titles} - {_STORE}
 
 
 def records_of(posts: Mapping[int, Post], world_size: int) -> Records:

@@ -65,7 +65,7 @@ def _begin(journal: Journal, judge: Judge | None, c10d: Any) -> None:
     hook = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        recorder.error = f"{kind.__name__}: {error}".partition("\n")[0][:300]
+        recorder.fail(error)
         hook(kind, error, trace)
 
     sys.excepthook = note

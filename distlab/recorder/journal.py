@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -36,6 +37,7 @@ ANY = -1
 BACKWARD = "backward"
 KEPT = 64  # newest messages of a channel, and pseudo-collectives of a kind
 KEPT_CALLS = 512
+_LONG = timedelta(minutes=1)
 
 Channel = tuple[str, int, int, int]
 """Group, source, destination and tag; the ranks are those of the whole job."""
@@ -94,7 +96,10 @@ class Act:
     created_ns: int = 0
     issued_ns: int = 0
     gives_up: bool = False
+    """It has a timeout of its own, under a minute."""
     done: bool = False
+    error: BaseException | None = None
+    """What the call has raised; it may be caught."""
     others: list[dict[str, Any]] = field(default_factory=list)
     """The calls of other ranks with which this one disagrees."""
 
@@ -122,6 +127,7 @@ class Journal:
         self.meetings: deque[Act] = deque(maxlen=KEPT)
         self.groups: dict[str, tuple[int, ...]] = {}
         self.exempt: set[int] = set()  # our own threads
+        self.failed: Act | None = None  # the newest call that has raised an error
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
@@ -169,9 +175,10 @@ class Journal:
             seats = self.sit_down(act)
             try:
                 result = own(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 # Or what torch records later would belong to this call.
                 act.issued_ns = act.issued_ns or time.time_ns()
+                act.error, self.failed = error, act
                 raise
             finally:
                 self.num_events += 1
@@ -216,13 +223,29 @@ class Journal:
                     act.issued_ns = time.time_ns()
 
         ddp.forward, torch.autograd.backward = forward, backward
+        verify = "_verify_params_across_processes"
+        self._wrap(torch.distributed, verify, self._verify, _ended)
 
     def _backward(self, group: Any) -> Act:
+        return self._as_one(BACKWARD, group)
+
+    def _verify(self, group: Any, tensors: Any, *_: Any, **__: Any) -> Act:
+        """DDP's constructor compares the shapes of the parameters, and sends them."""
+        sizes, dtype = _sizes([tensors])
+        inputs = [[sum(map(math.prod, sizes))]]
+        return self._as_one("DistributedDataParallel", group, inputs, dtype)
+
+    def _as_one(
+        self, op: str, group: Any, inputs: Sizes | None = None, dtype: str = ""
+    ) -> Act:
+        """Several calls that torch makes from C++, compared like one."""
         act = Act(
             BACKWARD,
-            BACKWARD,
+            op,
             group.group_name,
             members=self.ranks_of(group),
+            inputs=inputs or [],
+            dtype=dtype,
             place=place_of(sys._getframe(1)),
         )
         if self.compare is not None:
@@ -337,7 +360,7 @@ class Journal:
         name, ranks = f"monitored barriers of {group.group_name}", self.ranks_of(group)
         act = self._meeting("monitored_barrier", name, ranks)
         # torch passes the group's own timeout where the user gave none.
-        act.gives_up = timeout is not None and timeout < timedelta(minutes=1)
+        act.gives_up = _is_short(timeout)
         return act
 
     def _new_group(self, ranks: Any = None, *_: Any, **kw: Any) -> Act:
@@ -393,7 +416,7 @@ class Journal:
         timeout = args[0] if args else kw.get("timeout")
         if act is None:  # started from C++
             act = Act("unfinished", "wait", place=place_of(sys._getframe(1)))
-        act.gives_up = isinstance(timeout, timedelta) and timeout > timedelta(0)
+        act.gives_up = _is_short(timeout)
         return act
 
     def _waited(self, act: Act, _: Any, work: Any, *__: Any) -> None:
@@ -413,14 +436,25 @@ class Journal:
 
     def _of_store(self, name: str, _: Any, *args: Any, **kw: Any) -> Act:
         keys = args[0] if args else next(iter(kw.values()), "")
+        timeout = args[1] if len(args) > 1 else kw.get("timeout")
         return Act(
             "store",
             f"store.{name}",
             group=keys if isinstance(keys, str) else ", ".join(map(str, keys)),
             place=place_of(sys._getframe(1)),
             created_ns=time.time_ns(),
-            gives_up=len(args) + len(kw) > 1,
+            gives_up=_is_short(timeout),
         )
+
+
+def _is_short(timeout: Any) -> bool:
+    """Return True if a call gives up so soon that waiting for it is no hang.
+
+    Torch passes a group's own timeout, or a negative one, where the user gave none.
+    """
+    if not isinstance(timeout, timedelta):
+        return False
+    return timedelta(0) < timeout < _LONG
 
 
 def _ended(act: Act, *_: Any) -> None:

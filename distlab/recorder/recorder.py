@@ -36,6 +36,7 @@ _ENDING_S = 5.0
 _TOGETHER_S = 1.0
 _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
+_LAST_WORD_S = 1.0
 Judge = Callable[[Any, int], Callable[[], object]]
 """From the job's store and number of ranks to a function that looks at the posts."""
 _WAITING = ("autograd/", "distributed/", "nn/parallel/", "_ops.py", "futures/")
@@ -124,13 +125,29 @@ class Recorder:
     def _compared(self, shared: agreement.Agreement) -> Any:
         def compare(act: Act) -> None:
             shared.compare(act)
-            if not act.others:
-                return
-            seats = self._journal.sit_down(act)
-            self._verdict.wait(_PATIENCE_S)  # usually, this process ends here
-            seats.remove(act)
+            if act.others:
+                self._stay_in(act, _PATIENCE_S)
 
         return compare
+
+    def _stay_in(self, act: Act, limit_s: float) -> None:
+        """Wait in a call for the verdict, with which this process usually ends."""
+        seats = self._journal.sit_down(act)
+        self._verdict.wait(limit_s)
+        seats.remove(act)
+
+    def fail(self, error: BaseException) -> None:
+        """This rank is about to end with an error that nobody has caught.
+
+        If a call has raised it, the rank stays in this call for a moment. A connection
+        breaks when the other side has ended, so the judge can tell by which call.
+        """
+        text = f"{type(error).__name__}: {error}"
+        self.error = text.partition("\n")[0][:300]
+        act = self._journal.failed
+        if act is not None and act.error in (error, error.__cause__, error.__context__):
+            act.done = False
+            self._stay_in(act, _LAST_WORD_S)
 
     def finish(self) -> None:
         """Post that this rank ends: called at the exit of the interpreter.
@@ -271,6 +288,8 @@ class Recorder:
         for entry in entries:
             act = _act_of(entry, acts)
             if act is not None and act.kind != BACKWARD:  # which makes several
+                if act.error is not None:
+                    entry |= {"state": "failed", "retired": False}
                 act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
             if act is not None and act.place:

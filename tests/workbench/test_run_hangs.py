@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from distlab.flight.live import Finding, Quiet, find
 from distlab.flight.told import lines_of, report_of, row_of, stacks_of, write_report
 from distlab.flight.watch import Watch
 from distlab.recorder import agreement
-from distlab.recorder.journal import Act
-from distlab.recorder.recorder import _act
+from distlab.recorder.journal import Act, Journal, _is_short
+from distlab.recorder.recorder import Recorder, _act
 from distlab.trace import trace_of
 from distlab.trace.model import STATES
 from tests.workbench.golden import Golden
@@ -272,6 +273,18 @@ def test_a_meeting_that_one_rank_has_passed_is_a_deadlock() -> None:
     assert 2 in finding.ranks  # it never came
 
 
+def test_unlike_groups_are_a_mismatch_though_their_members_all_wait() -> None:
+    ranks = [
+        Rank([collective(REDUCE)], [done(meeting(f"new_group({members})", line=line))])
+        for members, line in (("[0]", 8), ("[1]", 9), ("[1]", 9))
+    ]
+    finding = found(*ranks)
+    assert finding is not None
+    assert (finding.status, finding.ranks) == ("mismatch", [0, 1, 2])
+    places = [call.place for call in finding.hang.calls.values()]
+    assert places == [(TRAIN, 8), (TRAIN, 9), (TRAIN, 9)]
+
+
 def test_a_key_that_nobody_can_set_any_more_is_a_deadlock() -> None:
     assert found(
         Rank([store("key")]), Rank([collective(BARRIER)]), Rank([], state="ended")
@@ -491,6 +504,48 @@ def test_a_report_that_cannot_be_written_is_no_error(
 ) -> None:
     write_report(tmp_path / "no" / "such" / "hang.json", mismatch())
     assert "hang.json" in capsys.readouterr().err
+
+
+# ── a call that fails ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_a_rank_stays_in_the_call_whose_error_ends_it(
+    monkeypatch: pytest.MonkeyPatch, is_cause: bool
+) -> None:
+    journal = Journal()
+    recorder = Recorder(journal, 0, 2)
+    act = collective(REDUCE, done=True)
+    act.error, journal.failed = ConnectionError("closed by peer"), act
+    seen: list[list[Act]] = []
+
+    def wait(_: float) -> bool:
+        seen.extend(list(seats) for seats in journal.seats.values())
+        return False
+
+    monkeypatch.setattr(recorder._verdict, "wait", wait)
+    error = RuntimeError("step 4 failed")
+    error.__cause__ = act.error if is_cause else None
+    recorder.fail(error)
+    assert seen == ([[act]] if is_cause else [])
+    assert act.done is not is_cause
+    assert "RuntimeError" in recorder.error
+    assert not any(journal.seats.values())
+
+
+@pytest.mark.parametrize(
+    ("timeout", "is_short"),
+    [
+        (None, False),
+        (timedelta(seconds=-1), False),
+        (timedelta(seconds=5), True),
+        (timedelta(minutes=30), False),
+    ],
+)
+def test_only_a_short_timeout_is_no_hang(
+    timeout: timedelta | None, is_short: bool
+) -> None:
+    assert _is_short(timeout) is is_short
 
 
 # ── calls compared before they start ────────────────────────────────────────────────

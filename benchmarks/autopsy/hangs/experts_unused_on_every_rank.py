@@ -26,6 +26,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = DistributedDataParallel(Experts(), bucket_cap_mb=0.01)
 model(torch.randn(2, 64), [0, 1, 2, 3]).backward()
-model(torch.randn(2, 64), [3, 2] if rank == 0 else [1, 0]).backward()
+chosen = [3, 2] if rank == 0 else [1, 0]
+model(torch.randn(2, 64), chosen).backward()  # HERE 0: all_reduce
 dist.broadcast(torch.ones(3), src=0)  # HERE 0,1: broadcast
 dist.destroy_process_group()

@@ -35,7 +35,7 @@ def save_model(should_save: bool) -> None:
 
 for step in range(4):
     out = model(torch.ones(2, 8))  # HERE 1: all_reduce
-    out.sum().backward()
+    out.sum().backward()  # HERE 1: all_reduce
     if step == 1:
         save_model(should_save=dist.get_rank() == 0)
 dist.destroy_process_group()
