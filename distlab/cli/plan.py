@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distlab.cli.screen import show, show_json, waiting, wrapped
-from distlab.curriculum import load_curriculum
+from distlab.cli.trace import open_page
+from distlab.curriculum import Progress, load_curriculum
 from distlab.given.planning import Batch
 from distlab.grading.verdict import FAILED, PASS
+from distlab.paths import shown
 from distlab.plan.catalog import Entry, find_cluster, find_model
-from distlab.plan.claims import Figures, check_syntax, holds
+from distlab.plan.claims import Figures, holds, require_judgeable
 from distlab.plan.plans import (
     DAY_S,
     Fixed,
@@ -23,6 +27,7 @@ from distlab.plan.plans import (
     ranked,
     shares_of,
 )
+from distlab.plan.played import require_room
 from distlab.sim.net.quantities import num_bytes, time_words
 
 if TYPE_CHECKING:
@@ -62,10 +67,15 @@ def plan(
     rows: int = 8,
     why: bool = False,
     claims: list[str] | None = None,
+    simulate: bool = False,
+    html: str = "",
+    open_it: bool = False,
     code: str = "reference",
     as_json: bool = False,
 ) -> int:
     """Show the fastest layouts; return 1 if none fits, or a claim is false.
+
+    With `simulate`, the fastest one is also played in the simulator.
 
     Raises:
         ValueError: a name, a number or a claim is unknown or wrong.
@@ -75,29 +85,40 @@ def plan(
 
     claims = claims or []
     for claim in claims:
-        check_syntax(claim)
+        require_judgeable(claim, tokens=bool(tokens), price=price > 0)
     request = _request(
         model, cluster, num_gpus, sequence, global_batch, max_memory, layout
     )
     request = replace(request, tokens=count(tokens) if tokens else None, price=price)
+    if simulate:
+        require_room(num_gpus)
     unit = formulas(code)
     with waiting(f"comparing layouts of {num_gpus:,} GPUs", quiet=as_json):
         ranking = ranked(unit, request.question, request.fixed)
     best = ranking.plans[0] if ranking.plans else None
     figures = figures_of(request, best) if best else {}
     judged = {claim: holds(claim, figures) for claim in claims}
+    simulated = None
+    if simulate and best:
+        with waiting(f"simulating {num_gpus:,} ranks", quiet=as_json):
+            simulated = _simulated(unit, request, best, html)
     if as_json:
-        show_json(_as_data(unit, request, ranking, figures, judged, rows))
+        data = _as_data(unit, request, ranking, figures, judged, rows)
+        show_json({**data, "sim": simulated})
     else:
         show(_head(unit, request, ranking))
         if best:
             show(_table(ranking, rows))
             show(_best(request, best, figures))
+            if simulated:
+                show(_beside(simulated))
             if why:
                 show(_why(unit, request, best))
         else:
             show(_nothing_fits(request, ranking))
         show(_verdicts(judged))
+    if simulated and open_it:
+        open_page(Path(simulated["html"]))
     is_well = best is not None and all(judged.values())
     return PASS if is_well else FAILED
 
@@ -269,6 +290,46 @@ def _best(request: Request, best: Plan, figures: Figures) -> Lines:
             text += f", ${figures['price']:,.0f}"
         lines += _wrapped("run", text)
     return lines
+
+
+def _simulated(
+    unit: ModuleType, request: Request, best: Plan, html: str
+) -> dict[str, Any]:
+    """Play the best plan, and draw one pipeline of it."""
+    from distlab.curriculum.units import load
+    from distlab.plan.played import one_pipeline, play
+    from distlab.trace import to_html
+
+    began_s = time.perf_counter()
+    pipeline = load("pipeline_parallel", "reference")
+    played = play(unit, pipeline, request.question, best)
+    drawn = one_pipeline(pipeline, request.question, played)
+    root = load_curriculum().root
+    page = Path(html) if html else Progress(root).folder / "last/plan.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    verdict = f"one pipeline of {best.layout.num_gpus // best.layout.pipeline:,}"
+    to_html(drawn, page, title=f"{request.model.name}: one step", verdict=verdict)
+    return {
+        "step_s": played.step_s,
+        "formula_s": best.time.total_s,
+        "formula_error": best.time.total_s / played.step_s - 1,
+        "messages": played.messages,
+        "collectives": asdict(played.collectives),
+        "html": str(page),
+        "simulated_in_s": round(time.perf_counter() - began_s, 2),
+    }
+
+
+def _beside(simulated: dict[str, Any]) -> Lines:
+    error = simulated["formula_error"]
+    words = (
+        f"{time_words(simulated['step_s'])} in the simulator, so the formula is "
+        f"{abs(error):.1%} {'above' if error >= 0 else 'below'} it "
+        f"({simulated['messages']:,} messages, "
+        f"simulated in {simulated['simulated_in_s']:.2f} s)"
+    )
+    timeline = f"  timeline: {shown(Path(simulated['html']))}"
+    return [*_wrapped("sim", words), ("dim", timeline)]
 
 
 def _wrapped(name: str, text: str) -> Lines:

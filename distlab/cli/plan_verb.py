@@ -57,6 +57,16 @@ def plan(
             "--why", help="Show the formula and the lesson behind each number."
         ),
     ] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option("--sim", help="Also play the fastest layout in the simulator."),
+    ] = False,
+    html: Annotated[
+        str, typer.Option(help="With --sim: write the timeline to this file.")
+    ] = "",
+    open_it: Annotated[
+        bool, typer.Option("--open", help="With --sim: open the timeline.")
+    ] = False,
     demand: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +101,9 @@ def plan(
         rows=rows,
         why=why,
         claims=demand or [],
+        simulate=simulate or open_it or bool(html),
+        html=html,
+        open_it=open_it,
         code=code,
         as_json=as_json,
     )

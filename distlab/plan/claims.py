@@ -26,21 +26,24 @@ NAMES = (
 )
 
 
-def check_syntax(claim: str) -> None:
-    """Require that a claim can be judged.
+def require_judgeable(claim: str, *, tokens: bool, price: bool) -> None:
+    """Require that a claim can be judged, with or without --tokens and --price.
 
     Raises:
-        ValueError: it isn't "fits", and no comparison of a known name with a number.
+        ValueError: it isn't "fits", and no comparison of a known name with a number,
+            or that number needs --tokens or --price.
     """
-    _parsed(claim)
+    parsed = _parsed(claim)
+    name = parsed[0] if parsed else ""
+    needed = "--tokens" if name in ("days", "gpu_hours", "price") and not tokens else ""
+    if name == "price" and not price:
+        needed = "--tokens and --price" if not tokens else "--price"
+    if needed:
+        raise ValueError(f'--assert "{claim}" needs {needed}')
 
 
 def holds(claim: str, figures: Figures) -> bool:
-    """Return True if the claim is true; without figures, nothing fits.
-
-    Raises:
-        ValueError: it can't be judged, for example days without --tokens.
-    """
+    """Return True if the claim is true; without figures, nothing fits."""
     parsed = _parsed(claim)
     if not figures:
         return False
@@ -48,10 +51,7 @@ def holds(claim: str, figures: Figures) -> bool:
         return True
     name, compare, value = parsed
     figure = figures[name]
-    if figure is None:
-        needed = "--tokens and --price" if name == "price" else "--tokens"
-        raise ValueError(f'--assert "{claim}" needs {needed}')
-    return compare(figure, value)
+    return figure is not None and compare(figure, value)
 
 
 def _parsed(claim: str) -> tuple[str, Callable[[float, float], bool], float] | None:

@@ -12,11 +12,19 @@ import pytest
 
 from distlab.cli.plan import count, plan
 from distlab.curriculum import load_curriculum
+from distlab.curriculum.units import load
 from distlab.given.planning import Batch, Layout
 from distlab.plan.catalog import find_cluster, find_model, tables
 from distlab.plan.derivation import Derivation, derivations
 from distlab.plan.formulas import formulas, lesson
 from distlab.plan.plans import Question, plan_of, ranked
+from distlab.plan.played import (
+    members_of,
+    one_pipeline,
+    play,
+    ring_seconds,
+    rings_of,
+)
 from tests.workbench.golden import Golden
 from tests.workbench.refusals import refusal
 
@@ -221,6 +229,68 @@ def test_each_number_names_a_lesson_that_exists() -> None:
             assert lesson(curriculum, one.lesson) or ours
 
 
+# ── the simulation ──────────────────────────────────────────────────────────────────
+
+PIPELINE = load("pipeline_parallel", "reference")
+PLAYED = [
+    Layout(data=4, pipeline=4, zero_stage=1, recompute="full"),
+    Layout(data=2, tensor=8, zero_stage=0, recompute="selective"),
+    Layout(data=2, tensor=2, pipeline=4, chunks=2, zero_stage=1),
+    Layout(data=8, context=2, zero_stage=3, microbatch=2, sequence_parallel=False),
+    Layout(tensor=16, recompute="full", microbatch=4, sequence_parallel=True),
+    Layout(data=4, tensor=2, pipeline=2, zero_stage=2, recompute="selective"),
+]
+
+
+@pytest.mark.parametrize("layout", PLAYED, ids=str)
+def test_the_simulator_agrees_with_the_formulas(layout: Layout) -> None:
+    batch = Batch(sequence=2048, global_batch=64)
+    asked = question("llama-8b", "dgx-h100", layout.num_gpus, batch)
+    planned = plan_of(UNIT, asked, layout)
+    played = play(UNIT, PIPELINE, asked, planned)
+    assert played.step_s == pytest.approx(planned.time.total_s, rel=0.05)
+    drawn = one_pipeline(PIPELINE, asked, played)
+    assert drawn.world_size == layout.pipeline
+    assert drawn.time_s == pytest.approx(played.step_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [(8, 1), (16, 1), (8, 2), (4, 8), (16, 2), (32, 1)]
+)
+def test_rings_in_all_groups_at_once_take_what_the_formula_says(
+    size: int, stride: int
+) -> None:
+    cluster = find_cluster("dgx-h100").value
+    layout = Layout(data=32)
+    link = UNIT.group_link(cluster, size, stride)
+    seconds = ring_seconds(cluster, layout, size, stride, 1e9)
+    assert seconds == pytest.approx(UNIT.ring_s(size, 1e9, link), rel=0.02)
+
+
+def test_each_ring_leaves_a_node_through_another_rank() -> None:
+    members = members_of(5, size=4, stride=1)
+    assert members == [4, 5, 6, 7]
+    assert rings_of(members, 8) == [[4, 5, 6, 7]]
+    rings = rings_of([0, 1, 2, 3], 2)
+    assert rings == [[0, 1, 2, 3], [1, 0, 3, 2]]
+    assert members_of(5, size=2, stride=4) == [1, 5]
+
+
+def test_the_simulated_step_is_shown_beside_the_formula(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    page = tmp_path / "step.html"
+    _, data = planned(
+        capsys, "llama-8b", layout="pipeline=4", simulate=True, html=str(page), **SMALL
+    )
+    assert abs(data["sim"]["formula_error"]) <= 0.05
+    assert data["sim"]["formula_s"] == data["plans"][0]["step_s"]
+    assert "<html" in page.read_text(encoding="utf-8")[:200]
+    assert plan("llama-8b", simulate=True, html=str(page), **SMALL) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.replace(str(page), "").splitlines())) <= 80
+
+
 # ── the report, and refusals ────────────────────────────────────────────────────────
 
 
@@ -254,6 +324,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "unknown figure": lambda: plan("llama-8b", num_gpus=8, claims=["mfuu > 1"]),
     "odd bound": lambda: plan("llama-8b", num_gpus=8, claims=["mfu > much"]),
     "days of no tokens": lambda: plan("llama-8b", **SMALL, claims=["days < 3"]),
+    "a price of no tokens": lambda: plan("llama-8b", num_gpus=8, claims=["price<3"]),
+    "too many ranks": lambda: plan("llama-8b", num_gpus=2048, simulate=True),
     "odd tokens": lambda: count("many"),
 }
 
