@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.kit.flat import flat, weights_of
+
 SAMPLES_PER_RANK = 4
 STEPS = 3
 LEARNING_RATE = 0.2
@@ -41,11 +43,6 @@ def make_batch(seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
     ) * (1.0 + rank)
     targets = torch.randint(0, 3, (SAMPLES_PER_RANK,), generator=generator)
     return inputs, targets
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters in one flat copy."""
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 def bent(gradient: Tensor) -> Tensor:
@@ -95,8 +92,7 @@ def train(
             inputs, targets = make_batch(seed, step, rank)
             loss = nn.functional.cross_entropy(model(inputs), targets)
             parts = torch.autograd.grad(loss, list(model.parameters()))
-            flat = torch.cat([part.reshape(-1) for part in parts])
-            gradients.append(flat + kept[rank])
+            gradients.append(flat(parts) + kept[rank])
             losses[step, rank] = loss.detach()
         for rank, model in enumerate(models):
             applied = rule(gradients, rank)
@@ -123,9 +119,9 @@ def right_training(
     return train(seed, world_size, with_bend=with_bend, make=make)
 
 
-def _set_weights(model: nn.Module, flat: Tensor) -> None:
+def _set_weights(model: nn.Module, weights: Tensor) -> None:
     offset = 0
     for parameter in model.parameters():
-        part = flat[offset : offset + parameter.numel()]
+        part = weights[offset : offset + parameter.numel()]
         parameter.data.copy_(part.reshape(parameter.shape))
         offset += parameter.numel()

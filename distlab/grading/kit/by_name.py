@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from distlab.grading.kit.values import all_close
 
 State = dict[str, Tensor]
 """A model's parameters, buffers or gradients by name, in float64."""
-
-
-def flat(state: State) -> Tensor:
-    """All of them end to end."""
-    return torch.cat([tensor.reshape(-1) for tensor in state.values()])
 
 
 def listed(names: list[str]) -> str:

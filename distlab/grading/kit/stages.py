@@ -92,20 +92,3 @@ def make_batch(seed: int, step: int, num_samples: int) -> tuple[Tensor, Tensor]:
     inputs = torch.randint(-9, 10, (num_samples, 6), generator=generator)
     targets = torch.randint(0, CLASSES, (num_samples,), generator=generator)
     return inputs, targets
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    """A copy of all of them, end to end."""
-    return torch.cat([t.detach().reshape(-1) for t in tensors]).clone()
-
-
-def weights_of(stage: nn.Module) -> Tensor:
-    """All parameters of a stage in one flat copy."""
-    return flat(list(stage.parameters()))
-
-
-def gradients_of(stage: nn.Module) -> Tensor:
-    """All gradients of a stage in one flat copy; zeros where there is none."""
-    return flat(
-        [torch.zeros_like(p) if p.grad is None else p.grad for p in stage.parameters()]
-    )

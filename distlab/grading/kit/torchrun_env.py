@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from distlab.comm import Comm
 from distlab.comm._call import Wrapper
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.nodes import local_rank, ranks_per_node
 from distlab.runner import RankContext
 

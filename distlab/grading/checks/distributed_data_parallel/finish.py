@@ -22,13 +22,13 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     Happened,
     chain_gradients,
-    end_to_end,
     like,
     make_inputs,
     mean_of,
     tolerance,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
     Suspect,
@@ -94,14 +94,14 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
             how = f"with self.active = {active}"
         actual = all_there([each["gradients"] for each in told])
         if 0 < step < STEPS:
-            _expect_reset(actual, own, end_to_end(before), step, zeroed)
-        flats = [end_to_end(each) for each in own]
+            _expect_reset(actual, own, flat(before), step, zeroed)
+        flats = [flat(each) for each in own]
         expect_values(
             actual,
-            same_everywhere(end_to_end(mean), n),
+            same_everywhere(flat(mean), n),
             what=f"step {step + 1} of {STEPS + 2}, {how}: the gradient",
             tolerance=tolerance(n),
-            suspects=_suspects(flats, end_to_end(mean), len(active)),
+            suspects=_suspects(flats, flat(mean), len(active)),
         )
         before = mean
     expect_messages(run, "the gradients are right, but comm was not used")
@@ -197,8 +197,8 @@ def _expect_reset(
 ) -> None:
     """The first step was right: is this one as if the buckets were still in it?"""
     n, mean = len(own), mean_of(own)
-    flat = end_to_end(mean)
-    if all_close(actual, same_everywhere(flat, n)):
+    whole = flat(mean)
+    if all_close(actual, same_everywhere(whole, n)):
         return
     shares = {"the last step's": before, f"1/{n} of the last step's": before / n}
     found = next(

@@ -16,10 +16,10 @@ from distlab.grading.checks.distributed_data_parallel.steps import Steps
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     chain_gradients,
-    end_to_end,
     tolerance,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -85,7 +85,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
     """The mean of all microbatches; and after an error, that of the next one."""
     n = run.world_size
     parts = [
-        [end_to_end(each) for each in chain_gradients(seed, step, n)]
+        [flat(each) for each in chain_gradients(seed, step, n)]
         for step in range(HELD_BACK + 1)
     ]
     by_rank = [torch.stack([part[rank] for part in parts]) for rank in range(n)]

@@ -37,7 +37,6 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     chain_gradients,
     doubled,
     doubling,
-    end_to_end,
     loss_of,
     make_inputs,
     mean_of,
@@ -45,6 +44,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     watch_gradients,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import (
     Suspect,
     expect_equal_bits,
@@ -186,7 +186,7 @@ def _expect_means(run: Run, seed: int) -> None:
         actual = [value[part]["gradients"] for value in run.values]
         expect_values(
             actual,
-            same_everywhere(end_to_end(mean_of(own)), n),
+            same_everywhere(flat(mean_of(own)), n),
             what="the gradient after backward()",
             suspects=_suspects(part, own),
         )
@@ -199,7 +199,7 @@ def _expect_means(run: Run, seed: int) -> None:
 
 
 def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
-    n, flats = len(own), [end_to_end(each) for each in own]
+    n, flats = len(own), [flat(each) for each in own]
     found = [
         Suspect(
             slug="own-gradient-only",
@@ -209,7 +209,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
         )
     ]
     if part == "branches":
-        halves = end_to_end(mean_of(own)) / 2
+        halves = flat(mean_of(own)) / 2
         found.append(
             Suspect(
                 slug="",
@@ -228,7 +228,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
                 ready[rank][k]: torch.stack([own[r][ready[r][k]] for r in range(n)])
                 for k in range(4)
             }
-            swapped.append(end_to_end({name: sums[name].mean(0) for name in own[0]}))
+            swapped.append(flat({name: sums[name].mean(0) for name in own[0]}))
         found.append(
             Suspect(
                 slug="launched-by-readiness",

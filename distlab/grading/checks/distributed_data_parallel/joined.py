@@ -15,13 +15,13 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
     EventComm,
     doubling,
-    end_to_end,
     gradients,
     loss_of,
     make_inputs,
     own_gradients,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat, weights_of
 from distlab.grading.kit.values import (
     Suspect,
     expect_values,
@@ -69,15 +69,11 @@ def run_out(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]
         found = gradients(model).values()
         yielded.append([None if g is None else g / 2 for g in found])
         update()
-    joined = _weights(model)
+    joined = weights_of(model)
     buffers = [copied(buffer).reshape(-1) for buffer in model.buffers()]
     step(max(BATCHES))
-    told = {"yielded": yielded, "joined": joined, "after": _weights(model)}
+    told = {"yielded": yielded, "joined": joined, "after": weights_of(model)}
     return {**told, "buffers": torch.cat([b.double() for b in buffers])}
-
-
-def _weights(model: Tracked) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 class OneProcess:
@@ -93,11 +89,11 @@ class OneProcess:
         batches = [BATCHES[rank % 4] for rank in range(n)]
         for number in range(max(batches)):
             self.step(number, [r for r in range(n) if number < batches[r]])
-        self.joined = _weights(self.models[0])
+        self.joined = weights_of(self.models[0])
         buffers = [copied(buffer).reshape(-1) for buffer in self.models[0].buffers()]
         self.buffers = torch.cat([buffer.double() for buffer in buffers])
         self.step(max(BATCHES), list(range(n)))
-        self.after = _weights(self.models[0])
+        self.after = weights_of(self.models[0])
 
     def step(self, number: int, ranks: list[int]) -> None:
         """A step of the ranks that have a batch."""
@@ -113,7 +109,7 @@ class OneProcess:
                 parameter.data -= LEARNING_RATE * mean[name]
         for model in self.models:
             model.load_state_dict(first.state_dict())
-        self.gradients.append(end_to_end(mean))
+        self.gradients.append(flat(mean))
 
 
 @lru_cache(maxsize=32)

@@ -17,11 +17,11 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     Chain,
     EventComm,
     Happened,
-    end_to_end,
     gradients,
     loss_of,
     make_inputs,
 )
+from distlab.grading.kit.flat import flat
 from distlab.runner import RankContext
 
 STEPS = 3
@@ -107,7 +107,7 @@ class Steps:
         found = gradients(self.model.chain)
         if any(gradient is None for gradient in found.values()):
             return None
-        return end_to_end(found)  # type: ignore[arg-type]
+        return flat(found)  # type: ignore[arg-type]
 
     def buffers(self) -> list[Tensor]:
         """Copies of them: see `copied`."""

@@ -18,13 +18,13 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     Branches,
     EventComm,
     Happened,
-    end_to_end,
     gradients,
     loss_of,
     make_inputs,
     own_gradients,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import (
     Suspect,
     expect_values,
@@ -215,10 +215,10 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
         mean, _ = _branch_means(seed, n, step)
         found = [value["steps"][step] for value in run.values]
         _expect_somebodys(found, n, step)
-        actual = [end_to_end(_filled(each, mean)) for each in found]
+        actual = [flat(_filled(each, mean)) for each in found]
         expect_values(
             actual,
-            same_everywhere(end_to_end(mean), n),
+            same_everywhere(flat(mean), n),
             what=f"step {step + 1}: the gradient",
         )
     _expect_held_back(run, seed)
@@ -238,13 +238,13 @@ def _expect_held_back(run: Run, seed: int) -> None:
     both = {k: torch.stack([a[k] + b[k] for a, b in pairs]).mean(0) for k in last}
     lost = {k: last[k] if k == "layers.a.weight" else both[k] for k in last}
     expect_values(
-        [end_to_end(_filled(value["microbatches"], both)) for value in run.values],
-        same_everywhere(end_to_end(both), n),
+        [flat(_filled(value["microbatches"], both)) for value in run.values],
+        same_everywhere(flat(both), n),
         what="after a microbatch under no_sync() and one outside the gradient",
         suspects=[
             Suspect(
                 slug="held-back-lost",
-                values=same_everywhere(end_to_end(lost), n),
+                values=same_everywhere(flat(lost), n),
                 sentence="the gradient of a microbatch under no_sync() is lost if the "
                 "microbatch outside does not use the layer",
                 rule="write zeros only if .grad is None",

@@ -291,11 +291,6 @@ def doubled(parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     return [{name: 2 * tensor for name, tensor in part.items()} for part in parts]
 
 
-def end_to_end(named: dict[str, Tensor]) -> Tensor:
-    """All of them in one flat tensor."""
-    return torch.cat([tensor.reshape(-1) for tensor in named.values()])
-
-
 def mean_of(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """By name, the mean over the ranks."""
     return {

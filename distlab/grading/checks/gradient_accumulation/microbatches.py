@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import Suspect
 from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
 

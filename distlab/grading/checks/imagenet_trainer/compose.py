@@ -15,9 +15,9 @@ from distlab.grading.checks.imagenet_trainer.parts import (
     STEPS,
     baseline,
     new_job,
-    row_of,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import SINGLE, Suspect, close, expect_values
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -42,7 +42,7 @@ def steps(context: RankContext, unit: ModuleType, seed: int, clip_norm: float) -
         loss = unit.train_step(job, *row[comm.rank])
         found.append(
             {
-                "weights": row_of(job.model),
+                "weights": weights_of(job.model),
                 "average": job.average.state_dict()["weights"],
                 "rate": job.optimizer.param_groups[0]["lr"],
                 "loss": loss if isinstance(loss, float) else type(loss).__name__,

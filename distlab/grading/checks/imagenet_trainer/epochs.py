@@ -12,8 +12,9 @@ from torch import Tensor
 from distlab.given.trainer import Job
 from distlab.given.training_state import Run
 from distlab.grading.checks.imagenet_trainer import parts
-from distlab.grading.checks.imagenet_trainer.parts import new_job, row_of
+from distlab.grading.checks.imagenet_trainer.parts import new_job
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -41,22 +42,22 @@ def epochs(context: RankContext, unit: ModuleType, seed: int, stop: int) -> Any:
 
     def prepare(inputs: Tensor, targets: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         prepared.append(epoch)
-        resumed.append(not before or torch.equal(row_of(job.model), before[0]))
+        resumed.append(not before or torch.equal(weights_of(job.model), before[0]))
         return inputs, targets
 
     def evaluate(model: Any) -> float:
-        same = torch.equal(row_of(model), job.average.state_dict()["weights"])
+        same = torch.equal(weights_of(model), job.average.state_dict()["weights"])
         evaluated.append(same and model is job.model)
         job.model.eval()
         return 0.25 * len(evaluated)
 
     def on_step(epoch: int, loss: float) -> bool:
-        before[:] = [row_of(job.model)]
+        before[:] = [weights_of(job.model)]
         log.append(f"step of epoch {epoch}" if loss == loss else "nan")
         return sum(line.startswith("step") for line in log) != stop
 
     def on_epoch(epoch: int, metrics: Any) -> None:
-        kept.append(torch.equal(row_of(job.model), before[0]))
+        kept.append(torch.equal(weights_of(job.model), before[0]))
         log.append(f"epoch {epoch} gives {metrics}")
 
     job.prepare, job.evaluate = prepare, evaluate
@@ -67,7 +68,7 @@ def epochs(context: RankContext, unit: ModuleType, seed: int, stop: int) -> Any:
         "prepared": prepared,
         "evaluated": evaluated,
         "kept": kept,
-        "resumed": [*resumed, torch.equal(row_of(job.model), before[0])],
+        "resumed": [*resumed, torch.equal(weights_of(job.model), before[0])],
     }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from distlab.comm import Comm
 from distlab.given.trainer import Job
+from distlab.grading.kit.flat import weights_of
 
 SCALE, LR, DECAY = 8.0, 0.5, 0.75
 STEPS, OVERFLOW = 4, 1  # in step OVERFLOW, counted from 0, a gradient is not finite
@@ -188,18 +189,18 @@ class Average:
     """The average of the weights, in a row."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.weights = row_of(model).clone()
+        self.weights = weights_of(model).clone()
         self.num_updates = 0
 
     def update(self, model: nn.Module) -> None:
         """See Job."""
         self.num_updates += 1
-        self.weights = DECAY * self.weights + (1 - DECAY) * row_of(model)
+        self.weights = DECAY * self.weights + (1 - DECAY) * weights_of(model)
 
     @contextlib.contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """See Average."""
-        own = row_of(model).clone()
+        own = weights_of(model).clone()
         nn.utils.vector_to_parameters(self.weights, model.parameters())
         try:
             yield
@@ -218,11 +219,6 @@ class Average:
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are not frozen."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def row_of(model: nn.Module) -> Tensor:
-    """All parameters end to end, a copy."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 class Loader:
@@ -294,7 +290,7 @@ def baseline(
 ) -> Baseline:
     """The steps by one process; `wrong` is a mistake that it makes."""
     model = new_model(seed)
-    weights, average, rate, moved = row_of(model), row_of(model).clone(), LR, 0
+    weights, average, rate, moved = weights_of(model), weights_of(model).clone(), LR, 0
     scale, old = SCALE, torch.ones_like(weights)
     found = Baseline([], [], [], [])
     for row in batches(seed, world_size):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.plain_sgd import CountedSGD
 from distlab.grading.kit.torch_group import WORLDS, finished, join
 from distlab.grading.kit.values import Suspect, expect_values
@@ -94,13 +95,13 @@ def ported_precision(
             inputs[0, 3] = torch.nan
         elif (step, rank) == (CALM + 1, 0):  # the loss stays finite
             overflow = model.left.weight.register_hook(_overflowed)
-        before, steps = _weights(model), optimizer.steps
+        before, steps = weights_of(model), optimizer.steps
         scale = scaler.get_scale()
         said = unit.with_torch(model, optimizer, scaler, loss_of, inputs, targets)
         record.append(
             {
                 "before": before,
-                "after": _weights(model),
+                "after": weights_of(model),
                 "kept": [str(p.dtype) for p in model.parameters()],
                 "widths": widths[:],
                 "scale": scale,
@@ -118,10 +119,6 @@ def ported_precision(
 
 def _overflowed(gradient: Tensor) -> Tensor:
     return torch.full_like(gradient, torch.inf)
-
-
-def _weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
 def gradient(seed: int, rank: int, step: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES, Event
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.messages import calls_of_each, expect_messages
 from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.grading.kit.returned import expect_loss
@@ -27,7 +28,6 @@ from distlab.grading.kit.stages import (
     make_batch,
     make_like,
     make_stages,
-    weights_of,
     widths,
 )
 from distlab.grading.kit.values import (

@@ -32,14 +32,9 @@ from distlab.grading.checks.pipeline_parallel.unusual import (
     negative,
     unusual_stages,
 )
+from distlab.grading.kit.flat import gradients_of
 from distlab.grading.kit.messages import reports_made
-from distlab.grading.kit.stages import (
-    NOT_YOURS,
-    ROUNDED,
-    gradients_of,
-    make_batch,
-    make_like,
-)
+from distlab.grading.kit.stages import NOT_YOURS, ROUNDED, make_batch, make_like
 from distlab.grading.kit.values import Suspect, all_close, expect_values
 from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs

@@ -18,13 +18,9 @@ from distlab.comm import leave_default_group
 from distlab.given.pipeline import LossFn
 from distlab.grading.checks.pipeline_parallel.unusual import unusual_stages
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import gradients_of
 from distlab.grading.kit.returned import expect_loss
-from distlab.grading.kit.stages import (
-    NOT_YOURS,
-    ROUNDED,
-    gradients_of,
-    make_batch,
-)
+from distlab.grading.kit.stages import NOT_YOURS, ROUNDED, make_batch
 from distlab.grading.kit.torch_group import WORLDS, finished, join
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.kit.zoo import loss_of

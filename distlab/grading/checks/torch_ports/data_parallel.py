@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.torch_group import finished, join
 from distlab.grading.kit.torch_wire import Wire, elements_of
 from distlab.grading.kit.torchrun_env import keep_wrappers
@@ -142,9 +143,7 @@ def one_process(seed: int, n: int) -> list[list[Tensor]]:
         ranks = []
         for rank in range(n):
             found = [
-                torch.cat(
-                    [g.flatten() for g in all_gradients(loss_of(model(x), y), model)]
-                )
+                flat(all_gradients(loss_of(model(x), y), model))
                 for x, y in microbatches(seed, step, rank)
             ]
             ranks.append(torch.stack(found))

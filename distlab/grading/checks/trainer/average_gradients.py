@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from distlab.comm import COLLECTIVES
 from distlab.grading.clause import clause
-from distlab.grading.kit.by_name import flat, listed, some_of, wrong_names
+from distlab.grading.kit.by_name import listed, some_of, wrong_names
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
     Suspect,

@@ -29,7 +29,7 @@ from distlab.grading.checks.trainer.fit_reference import (
     right_fit,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.uneven import on_one_rank_only, run_or_name
 from distlab.grading.kit.values import (
     all_close,

@@ -18,7 +18,7 @@ from distlab.grading.checks.trainer.fit_reference import (
     Rule,
     fit_alone,
 )
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import Suspect, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.threads import one_thread
 
 NUM_EPOCHS = 2

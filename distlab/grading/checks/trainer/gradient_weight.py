@@ -26,7 +26,8 @@ from distlab.grading.checks.trainer.gradient_weight_runs import (
     weigh,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.by_name import State, flat, listed, some_of
+from distlab.grading.kit.by_name import State, listed, some_of
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.uneven import left_early, run_or_name
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks

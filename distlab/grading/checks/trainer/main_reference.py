@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distlab.curriculum import load
 from distlab.grading.checks.trainer.gradient_weight_mistakes import PLAIN_MEAN
-from distlab.grading.kit.baseline import weights_of
+from distlab.grading.kit.flat import flat, weights_of
 from distlab.grading.kit.nodes import local_rank
 from distlab.grading.kit.values import Suspect, close, same_everywhere
 from distlab.grading.threads import one_thread
@@ -251,7 +251,7 @@ def _always_epoch(epoch: int, times: int) -> Tensor:
 def _gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     loss = nn.functional.cross_entropy(model(inputs), targets)
     parts = torch.autograd.grad(loss, list(model.parameters()))
-    return torch.cat([part.reshape(-1) for part in parts])
+    return flat(parts)
 
 
 def _step(model: nn.Module, change: Tensor) -> None:

@@ -27,8 +27,8 @@ from distlab.grading.kit.baseline import (
     make_model,
     right_training,
     train,
-    weights_of,
 )
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.returned import expect_float, number_of
 from distlab.grading.kit.values import (

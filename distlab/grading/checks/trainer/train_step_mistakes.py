@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from distlab.comm import COLLECTIVES
-from distlab.grading.kit.baseline import STEPS, Rule, make_model, train, weights_of
+from distlab.grading.kit.baseline import STEPS, Rule, make_model, train
+from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import Suspect, same_everywhere
 from distlab.runner import RankRecord, Run
 
