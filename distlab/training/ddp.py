@@ -20,7 +20,7 @@ from torch import Tensor
 from distlab.cost import SECONDS_AN_HOUR, cost_of
 from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
-from distlab.grading.kit.values import digest
+from distlab.digests import digest
 from distlab.monitor import Monitor, StepRecord
 from distlab.runner import Cluster, Limits
 from distlab.training.ddp_checkpoint import Checkpointing, RefusedError

@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
+from distlab.digests import digest
 from distlab.given.training_state import Run
-from distlab.grading.kit.values import digest
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler
 from distlab.runner import RankContext

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from distlab.curriculum import load_curriculum, naming_file, read_source
 from distlab.curriculum.units import travelling
 from distlab.data.digits import load_digits_split
-from distlab.grading.kit.values import digest
+from distlab.digests import digest
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, Limits
 from distlab.training.digits_rank import (

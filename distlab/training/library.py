@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from distlab.curriculum import find_root
 from distlab.curriculum.choose import Part
 from distlab.data.digits import load_digits_split
+from distlab.digests import digest
 from distlab.distributed import parts
 from distlab.distributed.example import LEARNING_RATE
-from distlab.grading.kit.values import digest
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, Limits
 from distlab.training.digits_rank import in_a_row

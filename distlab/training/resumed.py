@@ -25,9 +25,9 @@ from torch.utils.data import TensorDataset
 from distlab.comm import RealDisk
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
+from distlab.digests import digest
 from distlab.given import training_state
 from distlab.given.training_state import Run, State
-from distlab.grading.kit.values import digest
 from distlab.runner import RankContext
 
 UNITS = ("mixed_precision", "gradient_compression", "data_loader")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distlab.grading.kit.values import digest
+from distlab.digests import digest
 from distlab.sim import AlphaBeta, Faults, SimRun
 from distlab.sim.calibration.calibrate import KIB, Measurements, calibrate
 from distlab.training.digits import (

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from distlab.cli.app import app
 from distlab.cli.ddp_monitor import MonitorOrder
-from distlab.grading.kit.values import digest
+from distlab.digests import digest
 from distlab.monitor.jsonl import read_folder
 from distlab.runner import Cluster, Limits, NotFinishedError
 from distlab.runner.autopsy import evidence

@@ -15,7 +15,7 @@ from distlab.cli.demo_mesh import demo_mesh
 from distlab.cli.screen import command
 from distlab.cli.use import use
 from distlab.data.text import Text, load_text
-from distlab.grading.kit.values import digest
+from distlab.digests import digest
 from distlab.models.transformer import TransformerConfig
 from distlab.runner import Cluster
 from distlab.saved_tensors import SavedTensors

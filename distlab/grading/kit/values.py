@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from distlab.digests import digest
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import NOBODY, Evidence
 
@@ -221,17 +222,6 @@ def brief(value: object, digits: int = 4) -> str:
     flat = value.detach().reshape(-1)
     numbers = ", ".join(f"{number:.{digits}g}" for number in flat[:3].tolist())
     return f"[{numbers}{', …' if flat.numel() > 3 else ''}]"
-
-
-def digest(*tensors: Tensor) -> str:
-    """Eight hex digits that are equal exactly when all the bits are."""
-    import hashlib
-
-    hasher = hashlib.sha256()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        hasher.update(plain.numpy().tobytes())
-    return hasher.hexdigest()[:8]
 
 
 def same_everywhere(value: Tensor, world_size: int) -> list[Tensor]:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.digests import digest
 from distlab.grading.checks.activation_checkpointing.special import (
     FUNCTION,
     faults_of,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run

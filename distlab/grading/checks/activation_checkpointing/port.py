@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from distlab.digests import digest
 from distlab.grading.checks.activation_checkpointing.checkpoint import (
     DROPOUT,
     ROWS,
@@ -20,7 +21,6 @@ from distlab.grading.checks.activation_checkpointing.checkpoint import (
     there_and_back,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.values import digest
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Call, Comm, Disk, DiskError, Wrapper
+from distlab.digests import digest
 from distlab.given import checkpoint as given
 from distlab.grading.kit.nodes import local_rank
-from distlab.grading.kit.values import digest
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, CrashPoint, run

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.digests import digest
 from distlab.grading.clause import clause
 from distlab.grading.kit.baseline import make_model
 from distlab.grading.kit.by_name import State, listed, some_of, wrong_names
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
-from distlab.grading.kit.values import Suspect, digest, expect_values, same_everywhere
+from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from distlab.digests import digest
 from distlab.grading.checks.trainer.fit_mistakes import (
     expect_averaging,
     expect_epochs,
@@ -33,7 +34,6 @@ from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.uneven import on_one_rank_only, run_or_name
 from distlab.grading.kit.values import (
     all_close,
-    digest,
     expect_equal_bits,
     expect_values,
     same_everywhere,

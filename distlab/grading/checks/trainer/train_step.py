@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.digests import digest
 from distlab.grading.checks.trainer.train_step_mistakes import (
     own_gradient,
     suspects_of,
@@ -34,7 +35,6 @@ from distlab.grading.kit.returned import expect_float, number_of
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
-    digest,
     expect_equal_bits,
     expect_values,
     same_everywhere,
