@@ -48,7 +48,7 @@ DOCUMENTED = (
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 GUIDE = ("getting-started", "contents", "judging", "tutor", "instructors")
 LIBRARY = ("training", "library", "engines", "chaos", "deployment", "benchmarks")
-TOOLS = ("hangs", "hang-tools", "audit", "pytest", "simulator")
+TOOLS = ("hangs", "hang-tools", "audit", "pytest", "simulator", "plan")
 
 
 def anchor_of(title: str, _separator: str = "-") -> str:

@@ -1,0 +1,482 @@
+"""How far the formulas of unit `planning` are off: published runs, search, simulator.
+
+    published     the MFU of runs whose configuration and throughput are published
+                  (published_runs.toml), predicted from the configuration alone
+    choice        choose_layout beside the fastest of all valid layouts, on random cases
+    simulation    step_time beside the same step in the simulator, up to 1,024 ranks
+
+Nothing is fitted to the published runs. Each generation of GPUs has one efficiency
+(distlab/plan/clusters.toml). Others measured it on a single node, or a single pod, in a
+run that isn't among these.
+
+    distlab bench plan [--json]                exits with 1 when a bar is missed
+    python benchmarks/plan.py --only published   one part: published, choice, simulation
+    python benchmarks/plan.py --docs             also update the tables of docs/plan.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from distlab.curriculum.units import load
+from distlab.given.planning import RECOMPUTE, Batch, Cluster, Layout, Link, Model
+from distlab.plan.catalog import find_cluster, find_model
+from distlab.plan.formulas import formulas
+from distlab.plan.plans import Plan, Question, plan_of, shares_of
+from distlab.plan.played import play
+
+RUNS = Path(__file__).with_name("published_runs.toml")
+AT_MOST = {
+    "published_median_error": 0.15,
+    "choice_worst_ratio": 1.05,
+    "simulation_worst_error": 0.05,
+    "simulation_wall_s": 600.0,
+    "simulation_peak_gib": 16.0,
+}
+AT_LEAST = {"published_runs": 12}
+CASES = 200  # random ones, for choose_layout
+LAYOUTS = 20  # that are simulated
+LEFT_OUT = (
+    "kernels other than large matrix products, such as norms, softmax and the loss, "
+    "except for what the efficiency contains",
+    "smaller matrix products for larger tensor degrees or smaller microbatches",
+    "tensor-parallel messages that are hidden behind computation",
+    "attention that skips masked pairs, and sliding windows",
+    "stages of unequal length, data loading, stragglers, and slower clocks",
+)
+Line = dict[str, Any]
+
+
+def result(name: str, value: float, unit: str = "", **more: Any) -> Line:
+    """Return one figure with its bar, if it has one."""
+    line: Line = {"name": name, "value": value, "unit": unit, **more}
+    if name in AT_MOST:
+        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
+    if name in AT_LEAST:
+        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
+    return line
+
+
+# ── published runs ──────────────────────────────────────────────────────────────────
+
+
+def published_runs() -> Iterator[dict[str, Any]]:
+    """Yield each run of published_runs.toml, with its source's fields."""
+    for source in tomllib.loads(RUNS.read_text(encoding="utf-8"))["source"]:
+        common = {name: value for name, value in source.items() if name != "run"}
+        for one in source["run"]:
+            yield {"context": 1, **common, **one}
+
+
+def layout_of(published: dict[str, Any]) -> Layout:
+    """Return a published run's layout. We don't ask if the unit would allow it."""
+    return Layout(
+        data=published["data"],
+        tensor=published["tensor"],
+        pipeline=published["pipeline"],
+        context=published["context"],
+        chunks=published["chunks"],
+        zero_stage=published["zero"],
+        microbatch=published["microbatch"],
+        recompute=published["recompute"],
+        sequence_parallel=published["sequence"],
+    )
+
+
+def published_mfu(
+    unit: ModuleType, question: Question, published: dict[str, Any]
+) -> float:
+    """Return the MFU that was published, or the one of the published FLOP/s.
+
+    Megatron-LM's table 1 counts recomputation, by equation 3 of its paper, so we divide
+    its operations by its FLOP/s, and get the seconds of a step.
+    """
+    if "mfu" in published:
+        return float(published["mfu"])
+    model, batch = question.model, question.batch
+    per_layer = model.layers * model.hidden
+    flops = 96.0 * batch.tokens * per_layer * model.hidden
+    flops *= 1 + batch.sequence / (6 * model.hidden) + model.vocab / (16 * per_layer)
+    step_s = flops / (question.num_gpus * published["hardware_tflops"] * 1e12)
+    return float(unit.mfu(model, batch, question.cluster, question.num_gpus, step_s))
+
+
+def predict(unit: ModuleType, published: dict[str, Any]) -> Line:
+    """Return one run's predicted and published MFU."""
+    batch = Batch(sequence=published["seq"], global_batch=published["batch"])
+    question = Question(
+        model=find_model(published["model"]).value,
+        cluster=find_cluster(published["cluster"]).value,
+        batch=batch,
+        num_gpus=published["gpus"],
+    )
+    predicted = plan_of(unit, question, layout_of(published))
+    mfu = published_mfu(unit, question, published)
+    return {
+        "source": published["title"],
+        "url": published["url"],
+        "model": published["model"],
+        "cluster": published["cluster"],
+        "gpus": published["gpus"],
+        "published_mfu": round(mfu, 4),
+        "predicted_mfu": round(predicted.mfu, 4),
+        "error": round(predicted.mfu / mfu - 1, 4),
+        "shares": {k: round(v, 4) for k, v in shares_of(predicted.time).items()},
+    }
+
+
+def published(unit: ModuleType) -> tuple[list[Line], list[Line]]:
+    """Return the figures, and a row for each run."""
+    rows = [predict(unit, one) for one in published_runs()]
+    errors = [abs(row["error"]) for row in rows]
+    worst = max(rows, key=lambda row: abs(row["error"]))
+    by_source = {
+        source: round(
+            statistics.median(abs(r["error"]) for r in rows if r["source"] == source), 4
+        )
+        for source in dict.fromkeys(row["source"] for row in rows)
+    }
+    return [
+        result("published_runs", len(rows)),
+        result(
+            "published_median_error",
+            round(statistics.median(errors), 4),
+            by_source=by_source,
+            efficiency={
+                name: find_cluster(name).value.matmul_efficiency
+                for name in dict.fromkeys(row["cluster"] for row in rows)
+            },
+            left_out=LEFT_OUT,
+        ),
+        result(
+            "published_worst_error",
+            abs(worst["error"]),
+            worst=f"{worst['model']} on {worst['gpus']} GPUs",
+        ),
+    ], rows
+
+
+# ── choose_layout ───────────────────────────────────────────────────────────────────
+
+
+def random_case(numbers: random.Random) -> Question:
+    """Return a random model, cluster and batch, small enough to try all layouts."""
+    heads = numbers.choice([4, 8, 12, 16, 32])
+    hidden = heads * numbers.choice([32, 64, 128])
+    model = Model(
+        layers=numbers.choice([4, 6, 8, 12, 16, 24]),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=numbers.choice([n for n in (1, 2, 4, heads) if heads % n == 0]),
+        ffn=4 * hidden,
+        vocab=numbers.choice([1000, 32_000, 128_256]),
+        gated=numbers.random() < 0.5,
+        tied=numbers.random() < 0.5,
+    )
+    per_node = numbers.choice([1, 2, 4, 8])
+    cluster = Cluster(
+        gpus_per_node=per_node,
+        peak_flops=10 ** numbers.uniform(12.5, 15),
+        memory_bytes=10 ** numbers.uniform(9, 11.5),
+        memory_bytes_per_s=10 ** numbers.uniform(11, 12.6),
+        intra_node=Link(alpha_s=3e-6, bytes_per_s=10 ** numbers.uniform(10, 11.7)),
+        inter_node=Link(alpha_s=1e-5, bytes_per_s=10 ** numbers.uniform(9, 10.7)),
+        matmul_efficiency=numbers.uniform(0.3, 1.0),
+    )
+    return Question(
+        model=model,
+        batch=Batch(
+            sequence=numbers.choice([256, 1024, 4096]),
+            global_batch=numbers.choice([4, 8, 16, 24, 32]),
+        ),
+        cluster=cluster,
+        num_gpus=per_node * numbers.choice([1, 2, 4]),
+    )
+
+
+def fastest(unit: ModuleType, question: Question) -> float | None:
+    """Return the shortest step of all layouts that are valid and fit, or None.
+
+    The layouts are enumerated here, with nothing but `Layout.problem` to judge them.
+    """
+    model, batch, n = question.model, question.batch, question.num_gpus
+    best: float | None = None
+    for layout in every_layout(model, batch, n):
+        if layout.problem(model, batch):
+            continue
+        memory = unit.step_memory(model, layout, batch).total_bytes
+        if memory > question.cluster.memory_bytes:
+            continue
+        step_s = unit.step_time(model, layout, batch, question.cluster).total_s
+        best = step_s if best is None else min(best, step_s)
+    return best
+
+
+def every_layout(model: Model, batch: Batch, n: int) -> Iterator[Layout]:
+    """Yield all combinations of degrees, flags and sizes on n GPUs, valid or not."""
+    degrees = range(1, n + 1)
+    sizes = range(1, batch.global_batch + 1)
+    for d, t, p in itertools.product(degrees, repeat=3):
+        if n % (d * t * p):
+            continue
+        chunks = range(1, model.layers // p + 1)
+        flags = itertools.product(chunks, sizes, range(4), RECOMPUTE, (False, True))
+        for v, b, zero, recompute, sequence in flags:
+            yield Layout(
+                data=d,
+                tensor=t,
+                pipeline=p,
+                context=n // (d * t * p),
+                chunks=v,
+                zero_stage=zero,
+                microbatch=b,
+                recompute=recompute,
+                sequence_parallel=sequence,
+            )
+
+
+def choice(unit: ModuleType, cases: int = CASES, seed: int = 0) -> list[Line]:
+    """Return how much longer a step of the chosen layout takes than the best one."""
+    numbers = random.Random(seed)
+    ratios, without = [], 0
+    for _ in range(cases):
+        case = random_case(numbers)
+        best_s = fastest(unit, case)
+        chosen = unit.choose_layout(case.model, case.batch, case.cluster, case.num_gpus)
+        if best_s is None or chosen is None:
+            ratios.append(1.0 if best_s is chosen else float("inf"))
+            without += 1
+            continue
+        chosen_s = plan_of(unit, case, chosen).time.total_s
+        ratios.append(chosen_s / best_s)
+    return [
+        result(
+            "choice_worst_ratio",
+            round(max(ratios), 6),
+            "chosen/best",
+            n=cases,
+            without_a_layout=without,
+        )
+    ]
+
+
+# ── the simulator ───────────────────────────────────────────────────────────────────
+
+# (model, cluster, sequences in a step, tokens in a sequence, layout)
+SIMULATED: tuple[tuple[str, str, int, int, Layout], ...] = (
+    ("llama-8b", "dgx-h100", 64, 8192, Layout(data=8, zero_stage=3)),
+    ("llama-8b", "dgx-h100", 64, 8192, Layout(data=16, zero_stage=2, recompute="full")),
+    ("llama-8b", "dgx-a100", 64, 4096, Layout(data=4, tensor=8, zero_stage=1)),
+    ("llama-8b", "dgx-a100", 64, 4096, Layout(data=8, tensor=2, context=2,
+        zero_stage=3)),
+    ("megatron-7.5b", "dgx-a100", 64, 2048, Layout(tensor=16, recompute="full")),
+    ("llama-8b", "dgx-h100", 128, 8192, Layout(data=8, pipeline=8, zero_stage=1)),
+    ("llama-8b", "dgx-h100", 64, 2048, Layout(data=64, zero_stage=0)),
+    ("gpt-3-175b", "dgx-a100", 128, 2048, Layout(data=2, tensor=8, pipeline=8,
+        zero_stage=1, recompute="full")),
+    ("gpt-3-175b", "dgx-a100", 192, 2048, Layout(data=4, tensor=8, pipeline=8, chunks=6,
+        zero_stage=1, recompute="selective", sequence_parallel=True)),
+    ("llama-70b", "dgx-h100", 64, 8192, Layout(data=4, tensor=8, pipeline=2,
+        zero_stage=1, recompute="selective")),
+    ("llama-70b", "dgx-h100", 64, 8192, Layout(data=4, tensor=4, pipeline=4, chunks=4,
+        zero_stage=1, recompute="selective")),
+    ("llama-70b", "dgx-h100", 128, 8192, Layout(data=128, zero_stage=3,
+        recompute="full")),
+    ("llama-70b", "dgx-a100", 256, 4096, Layout(data=64, tensor=4, zero_stage=3,
+        recompute="selective")),
+    ("llama-70b", "dgx-h100", 32, 32768, Layout(data=4, tensor=8, context=8,
+        zero_stage=3, recompute="selective", sequence_parallel=True)),
+    ("llama-70b", "dgx-h100", 256, 8192, Layout(data=16, tensor=8, pipeline=4,
+        zero_stage=2, recompute="full", sequence_parallel=True)),
+    ("megatron-76b", "dgx-a100", 512, 2048, Layout(data=16, tensor=8, pipeline=4,
+        chunks=3, microbatch=2, zero_stage=0, recompute="full")),
+    ("llama-70b", "dgx-h100", 512, 8192, Layout(data=32, tensor=8, pipeline=4,
+        zero_stage=1, recompute="selective", sequence_parallel=True)),
+    ("llama-70b", "dgx-h100", 512, 8192, Layout(data=256, tensor=2, context=2,
+        zero_stage=3, recompute="selective", sequence_parallel=True)),
+    ("gpt-3-175b", "dgx-h100", 512, 2048, Layout(data=32, tensor=16, pipeline=2,
+        zero_stage=2, recompute="full")),
+    ("llama-405b", "dgx-h100", 256, 8192, Layout(data=8, tensor=8, pipeline=16,
+        zero_stage=1, recompute="full", sequence_parallel=True)),
+)  # fmt: skip
+
+
+def simulate(unit: ModuleType, pipeline: ModuleType, case: Any) -> Line:
+    """Return one layout's step by the formulas and in the simulator."""
+    model, cluster, batch, sequence, layout = case
+    question = Question(
+        model=find_model(model).value,
+        cluster=find_cluster(cluster).value,
+        batch=Batch(sequence=sequence, global_batch=batch),
+        num_gpus=layout.num_gpus,
+    )
+    problem = layout.problem(question.model, question.batch)
+    assert not problem, problem
+    planned: Plan = plan_of(unit, question, layout)
+    played = play(unit, pipeline, question, planned)
+    formula_s = planned.time.total_s
+    return {
+        "model": model,
+        "cluster": cluster,
+        "gpus": layout.num_gpus,
+        "layout": "d{} t{} p{}x{} c{} zero{} {}".format(
+            *(layout.data, layout.tensor, layout.pipeline, layout.chunks),
+            *(layout.context, layout.zero_stage, layout.recompute),
+        ),
+        "formula_s": formula_s,
+        "simulated_s": played.step_s,
+        "error": round(formula_s / played.step_s - 1, 5),
+        "messages": played.messages,
+    }
+
+
+def simulation(
+    unit: ModuleType, layouts: int = LAYOUTS
+) -> tuple[list[Line], list[Line]]:
+    """Return the figures, and a row for each layout."""
+    pipeline = load("pipeline_parallel", "reference")
+    began_s = time.monotonic()
+    rows = [simulate(unit, pipeline, case) for case in SIMULATED[:layouts]]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    worst = max(rows, key=lambda row: abs(row["error"]))
+    return [
+        result(
+            "simulation_worst_error",
+            abs(worst["error"]),
+            n=len(rows),
+            largest=max(row["gpus"] for row in rows),
+            worst=f"{worst['model']} {worst['layout']}",
+        ),
+        result("simulation_wall_s", round(time.monotonic() - began_s, 1), "s"),
+        result("simulation_peak_gib", round(peak, 2), "GiB"),
+    ], rows
+
+
+# ── the report ──────────────────────────────────────────────────────────────────────
+
+PARTS = ("published", "choice", "simulation")
+
+
+def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Return all results of some parts, in the schema of every benchmark here."""
+    unit = formulas("reference")
+    results: list[Line] = []
+    rows: dict[str, list[Line]] = {"published": [], "simulation": []}
+    if "published" in parts:
+        found, rows["published"] = published(unit)
+        results += found
+    if "choice" in parts:
+        results += choice(unit)
+    if "simulation" in parts:
+        found, rows["simulation"] = simulation(unit)
+        results += found
+    return {
+        "bench": "plan",
+        "machine": {"cores": os.cpu_count()},
+        "results": results,
+        **rows,
+    }
+
+
+def missed(report: dict[str, Any]) -> list[str]:
+    """Return the names of the results that miss their bar."""
+    return [one["name"] for one in report["results"] if not one.get("met", True)]
+
+
+def text(report: dict[str, Any]) -> list[str]:
+    """Return what is printed without --json."""
+    lines: list[str] = []
+    for source, rows in itertools.groupby(report["published"], lambda r: r["source"]):
+        lines.append(source)
+        for row in rows:
+            model = f"  {row['model']:<15} {row['gpus']:>6} GPUs"
+            shares = f"published {row['published_mfu']:>6.1%}"
+            shares += f"   predicted {row['predicted_mfu']:>6.1%}"
+            lines.append(f"{model}   {shares}   {row['error']:+.1%}")
+    for row in report["simulation"]:
+        model = f"  {row['model']:<12} {row['gpus']:>5}  {row['layout']:<36}"
+        seconds = f"{row['formula_s']:>8.3f} s {row['simulated_s']:>8.3f} s"
+        lines.append(f"{model} {seconds} {row['error']:+.2%}")
+    for one in report["results"]:
+        bar = "" if one.get("met", True) else f"  MISSED, the bar is {one['bar']}"
+        figure = f"{one['name']:<26} {one['value']:>10g} {one['unit']}"
+        lines.append(f"{figure}{bar}".rstrip())
+    return lines
+
+
+DOCS = Path(__file__).parents[1] / "docs/plan.md"
+
+
+def tables(report: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the tables of docs/plan.md by their names there."""
+    head = "| run | GPUs | published MFU | predicted | error |", "|---|---|---|---|---|"
+    published = [*head]
+    for row in report["published"]:
+        source = f"[{row['source'].partition(',')[0]}]({row['url']})"
+        shares = f"{row['published_mfu']:.1%} | {row['predicted_mfu']:.1%}"
+        published.append(
+            f"| {row['model']}, {source} | {row['gpus']:,} | {shares} "
+            f"| {row['error']:+.0%} |"
+        )
+    figures = {one["name"]: one["value"] for one in report["results"]}
+    published += [
+        "",
+        f"The median error of these {figures['published_runs']} runs is "
+        f"{figures['published_median_error']:.1%}.",
+    ]
+    simulated = [
+        "| model | GPUs | layout | formula | simulator | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in report["simulation"]:
+        seconds = f"{row['formula_s']:.3f} s | {row['simulated_s']:.3f} s"
+        simulated.append(
+            f"| {row['model']} | {row['gpus']:,} | {row['layout']} | {seconds} "
+            f"| {row['error']:+.1%} |"
+        )
+    return {"published": published, "simulated": simulated}
+
+
+def write_docs(report: dict[str, Any], path: Path = DOCS) -> None:
+    """Put the tables where docs/plan.md has room for them."""
+    page = path.read_text(encoding="utf-8")
+    for name, lines in tables(report).items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, _, rest = page.partition(begin)
+        after = rest.partition(end)[2]
+        page = "\n".join([before + begin, "", *lines, "", end + after])
+    path.write_text(page, encoding="utf-8")
+
+
+def main() -> int:
+    """Measure and print; return 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="update docs/plan.md")
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    arguments = parser.parse_args()
+    report = measure((arguments.only,) if arguments.only else PARTS)
+    if arguments.docs:
+        write_docs(report)
+    if arguments.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print("\n".join(text(report)))
+    return 1 if missed(report) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""`distlab bench plan`: its corpus is consistent, and wrong formulas miss the bars."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import plan as bench
+from distlab.curriculum.units import load
+from distlab.given.planning import Batch, Layout
+from distlab.plan.catalog import find_cluster, find_model
+from distlab.plan.formulas import formulas
+
+RUNS = list(bench.published_runs())
+ONE_OF = ("mfu", "hardware_tflops")
+
+
+@pytest.fixture
+def unit() -> ModuleType:
+    return formulas("reference")
+
+
+def bars(lines: list[dict[str, Any]]) -> list[str]:
+    return bench.missed({"results": lines})
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda r: f"{r['model']}-{r['gpus']}")
+def test_a_published_run_is_complete_and_its_degrees_multiply(
+    run: dict[str, Any],
+) -> None:
+    layout = bench.layout_of(run)
+    assert layout.num_gpus == run["gpus"]
+    assert run["batch"] % (layout.data * layout.microbatch) == 0
+    assert sum(name in run for name in ONE_OF) == 1
+    assert run["url"].startswith("https://")
+    assert run["note"]
+    assert find_model(run["model"]).sources
+    assert find_cluster(run["cluster"]).sources["matmul_efficiency"]
+
+
+def test_published_runs_are_predicted_within_the_bar(unit: ModuleType) -> None:
+    lines, rows = bench.published(unit)
+    assert bars(lines) == []
+    assert len(rows) == len(RUNS) >= 12
+    assert all(0.05 < row["predicted_mfu"] < 1 for row in rows)
+
+
+def test_formulas_without_messages_and_bubbles_miss_the_bar(unit: ModuleType) -> None:
+    step_time = unit.step_time
+
+    def only_compute(*question: Any) -> Any:
+        time = step_time(*question)
+        none = {"tensor_s": 0.0, "pipeline_s": 0.0, "bubble_s": 0.0}
+        return replace(time, compute_s=time.compute_s / 2, **none)
+
+    unit.step_time = only_compute  # type: ignore[attr-defined]
+    assert "published_median_error" in bars(bench.published(unit)[0])
+
+
+def test_the_chosen_layout_is_the_best_of_all(unit: ModuleType) -> None:
+    (line,) = bench.choice(unit, cases=6)
+    assert line["value"] == 1.0
+    unit.choose_layout = lambda *_: Layout()  # type: ignore[attr-defined]
+    assert bars(bench.choice(unit, cases=6)) == ["choice_worst_ratio"]
+
+
+def test_a_formula_without_the_bubble_is_off_the_simulator(unit: ModuleType) -> None:
+    pipeline = load("pipeline_parallel", "reference")
+    case = bench.SIMULATED[9]
+    assert abs(bench.simulate(unit, pipeline, case)["error"]) <= 0.05
+    step_time = unit.step_time
+    unit.step_time = lambda *q: replace(  # type: ignore[attr-defined]
+        step_time(*q), bubble_s=0.0
+    )
+    assert bench.simulate(unit, pipeline, case)["error"] < -0.05
+
+
+def test_enough_layouts_are_simulated_and_each_is_valid() -> None:
+    assert len(bench.SIMULATED) == bench.LAYOUTS
+    assert max(layout.num_gpus for *_, layout in bench.SIMULATED) == 1024
+    for model, _, batch, sequence, layout in bench.SIMULATED:
+        asked = Batch(sequence=sequence, global_batch=batch)
+        assert layout.problem(find_model(model).value, asked) == ""
+
+
+def test_the_tables_of_the_page_can_be_written(
+    unit: ModuleType, tmp_path: Path
+) -> None:
+    page = tmp_path / "plan.md"
+    page.write_text(bench.DOCS.read_text(encoding="utf-8"), encoding="utf-8")
+    lines, rows = bench.published(unit)
+    pipeline = load("pipeline_parallel", "reference")
+    simulated = [bench.simulate(unit, pipeline, bench.SIMULATED[0])]
+    report = {"results": lines, "published": rows, "simulation": simulated}
+    bench.write_docs(report, page)
+    text = page.read_text(encoding="utf-8")
+    assert text.count("| palm-540b,") == 1
+    assert text.count("| llama-8b | 8 |") == 1
+    assert "MISSED" not in "\n".join(bench.text(report))
