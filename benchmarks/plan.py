@@ -43,7 +43,7 @@ AT_MOST = {
     "published_median_error": 0.15,
     "choice_worst_ratio": 1.05,
     "simulation_worst_error": 0.05,
-    "simulation_wall_s": 600.0,
+    "simulation_cpu_s": 600.0,
     "simulation_peak_gib": 16.0,
 }
 AT_LEAST = {"published_runs": 12}
@@ -348,7 +348,7 @@ def simulation(
 ) -> tuple[list[Line], list[Line]]:
     """Return the figures, and a row for each layout."""
     pipeline = load("pipeline_parallel", "reference")
-    began_s = time.monotonic()
+    began_s = time.process_time()
     rows = [simulate(unit, pipeline, case) for case in SIMULATED[:layouts]]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     worst = max(rows, key=lambda row: abs(row["error"]))
@@ -360,7 +360,7 @@ def simulation(
             largest=max(row["gpus"] for row in rows),
             worst=f"{worst['model']} {worst['layout']}",
         ),
-        result("simulation_wall_s", round(time.monotonic() - began_s, 1), "s"),
+        result("simulation_cpu_s", round(time.process_time() - began_s, 1), "CPU s"),
         result("simulation_peak_gib", round(peak, 2), "GiB"),
     ], rows
 
