@@ -3,8 +3,9 @@
 A mutant is a plausible wrong solution of one task; it must be rejected through the
 clause that teaches the point, with the diagnosis that fits, or with none. An
 accept-variant is right but written differently; it must pass. Those of one task stand
-in `tests/mutants/<unit>/<task>.toml`, under their names. Most are a small change to the
-solution, as pairs of old and new text (changes.py); the others say the whole body:
+in `curriculum/mistakes/<unit>/<task>.toml`, under their names. Most are a small change
+to the solution, as pairs of old and new text (changes.py); the others say the whole
+body:
 
     [CO01]                                  [A01]
     title = "both ranks send"               title = "isend, then wait"
@@ -40,7 +41,9 @@ from distlab.curriculum.regions import find_regions, functions_of
 from distlab.grading.changes import with_changes
 from distlab.grading.verdict import STANDING
 
-FOLDER = Path("tests") / "mutants"
+FOLDER = Path("distlab") / "curriculum" / "mistakes"
+RECORDS = Path("tests") / "mutants"
+"""How the grader judges them: the stamps, the survivors, the counts."""
 _MUTANT, _ACCEPT = r"[A-Z]{2}\d{2,3}", r"A\d{2,3}"
 _TEXTS = {
     "title",
@@ -136,7 +139,10 @@ def read_catalogue(
     Raises:
         CatalogueError: an entry is not usable; one sentence that names it.
     """
-    files = sorted((folder or curriculum.root / FOLDER).glob(f"{unit}/*.toml"))
+    folder = folder or curriculum.root / FOLDER
+    if not folder.is_dir():  # a learner's copy of the course, without distlab's code
+        folder = Path(__file__).parents[2] / FOLDER
+    files = sorted(folder.glob(f"{unit}/*.toml"))
     entries = [e for path in files for e in _entries_of(curriculum, path, hunts_only)]
     seen: set[str] = set()
     for entry in entries:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import Curriculum, Task
-from distlab.grading.catalogue import FOLDER, CatalogueError
+from distlab.grading.catalogue import RECORDS, CatalogueError
 from distlab.grading.generated_mutants import Mutation, mutations_of
 from distlab.grading.grade import Grader
 from distlab.grading.mutants import SEED
@@ -131,7 +131,7 @@ def read_reasons(
     Raises:
         CatalogueError: the file is not usable, or names a slip that is not made.
     """
-    path = path or curriculum.root / FOLDER / SURVIVORS
+    path = path or curriculum.root / RECORDS / SURVIVORS
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["survivors"]
         found = {

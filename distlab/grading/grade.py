@@ -12,6 +12,7 @@ from distlab.curriculum import Curriculum, Task
 from distlab.curriculum.advice import advice_on
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
+from distlab.grading.book.names import named
 from distlab.grading.clause import (
     Check,
     checks_of,
@@ -45,6 +46,7 @@ from distlab.runner import Cluster, Limits, RunCancelledError, RunnerError
 
 # Imported before ranks are forked, so that no rank has to.
 _IN_RANKS = (
+    "distlab.grading.book.plays",
     "distlab.grading.liveness",
     "distlab.grading.virtual",
     "distlab.grading.differential.observe",
@@ -230,6 +232,7 @@ class Grader:
                 failure = local_rank_used(check, runs) or failure
                 if not failure.fatal and world_size not in self._world_sizes(check):
                     continue  # only a hang was suspected there, and it is none
+                failure = named(self._curriculum, check, runs, failure)
                 part = ""
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, runs)

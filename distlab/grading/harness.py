@@ -18,7 +18,12 @@ from distlab.grading.together import is_past_first, play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run
 
-_SECRETS = ("solutions", "tests/mutants")
+_SECRETS = (
+    "solutions",
+    "distlab/course/solutions",  # in a wheel
+    "distlab/curriculum/mistakes",
+    "tests/mutants",
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class PlayedRuns(Runs):
         other = PlayedRuns(self.cluster, impl, self.world_size, self.seed, self.limits)
         other.declared = self.declared
         return other
+
+    def with_seed(self, seed: int, world_size: int) -> PlayedRuns:
+        """Runs of the same implementation with another seed, or of more ranks."""
+        return PlayedRuns(self.cluster, self.impl, world_size, seed, self.limits)
 
     def on_one_node(self) -> PlayedRuns:
         """The same runs, with ranks whose local rank is their rank."""

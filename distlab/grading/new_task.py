@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distlab.curriculum import Curriculum, CurriculumError, Task, Unit
-from distlab.grading.catalogue import FOLDER, read_catalogue
+from distlab.grading.catalogue import FOLDER, RECORDS, read_catalogue
 from distlab.grading.stressors import stressor_table
 from distlab.grading.verified import unverified
 
@@ -339,7 +339,7 @@ def _counted(curriculum: Curriculum, task: Task) -> Iterator[str]:
     missing = [c.stressor for c in cells if c.task == task.id and c.fault]
     if missing:
         yield (
-            f"{FOLDER / 'stressors.toml'}: prove or excuse these stressors: "
+            f"{RECORDS / 'stressors.toml'}: prove or excuse these stressors: "
             f"{', '.join(missing)}"
         )
     if task.unit in unverified(curriculum):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlab.curriculum import Curriculum
-from distlab.grading.catalogue import FOLDER, STRESSORS, CatalogueError, Entry
+from distlab.grading.catalogue import RECORDS, STRESSORS, CatalogueError, Entry
 
 NAME = "stressors.toml"
 
@@ -68,7 +68,7 @@ def stressor_table(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Cel
 
 
 def _excuses(curriculum: Curriculum) -> Mapping[tuple[str, str], str]:
-    path = curriculum.root / FOLDER / NAME
+    path = curriculum.root / RECORDS / NAME
     excuses: dict[tuple[str, str], str] = {}
     tasks = {task.id for task in curriculum.tasks}
     for number, row in enumerate(_rows(path), start=1):

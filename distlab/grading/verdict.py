@@ -27,6 +27,18 @@ HALF_DONE = "half done"
 """How the message of a task begins that has more functions than were written."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What the ranks left, by rank, where something else was expected of them.
+
+    Two solutions that leave the same make the same mistake: see book.py.
+    """
+
+    what: str
+    actual: tuple[Any, ...]
+    tolerance: float  # relative to the largest number
+
+
 class NotYetError(Exception):
     """A clause is not fulfilled yet. It never changes; `but` makes another one.
 
@@ -36,7 +48,8 @@ class NotYetError(Exception):
     ranks: each is an Evidence, or simply `(rank, state, text)`. `output` is what the
     ranks printed. `fatal` means that the task's other clauses
     cannot be judged, `run` is what it is about, and `played` how many ranks there were
-    where one process played them all.
+    where one process played them all. `difference` is set where the ranks' values are
+    wrong, so that the book of mistakes can look for a solution that leaves the same.
     """
 
     def __init__(
@@ -51,6 +64,7 @@ class NotYetError(Exception):
         output: str = "",
         run: Run | None = None,
         played: int | None = None,
+        difference: Difference | None = None,
     ) -> None:
         super().__init__(message)
         self.message: Final = message
@@ -62,6 +76,7 @@ class NotYetError(Exception):
         self.output: Final = output
         self.run: Final = run
         self.played: Final = played
+        self.difference: Final = difference
 
     def but(self, **changes: Any) -> NotYetError:
         """The same verdict with other facts, by the names of the arguments."""
@@ -75,6 +90,7 @@ class NotYetError(Exception):
             "output": self.output,
             "run": self.run,
             "played": self.played,
+            "difference": self.difference,
         }
         assert facts.keys() >= changes.keys()
         return NotYetError(**{**facts, **changes})

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from distlab.curriculum import Curriculum
-from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
+from distlab.grading.catalogue import FOLDER, RECORDS, CatalogueError, Entry
 
 NAME = "verified.toml"
 _HEAD = """\
@@ -47,7 +47,7 @@ def unverified(curriculum: Curriculum) -> list[str]:
     Raises:
         CatalogueError: the notes cannot be read.
     """
-    known = _read(curriculum.root / FOLDER / NAME)
+    known = _read(curriculum.root / RECORDS / NAME)
     units = curriculum.units
     return [unit for unit in units if known.get(unit) != digest_of(curriculum, unit)]
 
@@ -86,7 +86,7 @@ def stamp(
     `played` says of an entry that was played, by id, whether its verdict was right.
     Returns the names of the units that are noted now.
     """
-    path = curriculum.root / FOLDER / NAME
+    path = curriculum.root / RECORDS / NAME
     known = _read(path)
     for unit in curriculum.units:
         own = [played.get(e.id) for e in entries if e.task.startswith(f"{unit}.")]

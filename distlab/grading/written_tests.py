@@ -24,7 +24,7 @@ from distlab.curriculum import (
 )
 from distlab.curriculum.regions import functions_of
 from distlab.curriculum.units import travelling
-from distlab.grading.catalogue import FOLDER, Entry, read_catalogue
+from distlab.grading.catalogue import RECORDS, Entry, read_catalogue
 from distlab.grading.stage import play_tests
 from distlab.runner import Cluster, Limits
 
@@ -102,7 +102,7 @@ def read_tests(unit: Unit, path: Path) -> UnitSource:
 
 def read_unseen(curriculum: Curriculum, unit: str) -> dict[str, str]:
     """What no test on simulated ranks can see, by id, with the reason."""
-    path = curriculum.root / FOLDER / "unseen.toml"
+    path = curriculum.root / RECORDS / "unseen.toml"
     table: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return table.get(unit, {})
 

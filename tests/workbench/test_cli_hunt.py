@@ -31,7 +31,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     course = Course(tmp_path)
     monkeypatch.chdir(course.root)
     monkeypatch.setenv("DISTLAB_STATE", str(course.state))
-    (course.root / "tests" / "mutants").symlink_to(ROOT / "tests" / "mutants")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     return course
 
@@ -217,7 +216,9 @@ def test_figures_are_shown_and_what_they_mean_is_not() -> None:
     assert (told.slug, told.rule) == ("", "")
 
 
-def test_what_cannot_be_hunted(here: Course, golden: Golden) -> None:
+def test_what_cannot_be_hunted(
+    here: Course, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = []
     for name, anyway, named in (
         ("", False, r"\b1\.7 .* hunt --anyway$"),
@@ -249,7 +250,7 @@ def test_what_cannot_be_hunted(here: Course, golden: Golden) -> None:
     for line in (0, 10_000):
         with pytest.raises(CurriculumError, match=rf"\b1\b.* {length}$"):
             hunt(line=line)
-    (here.root / "tests" / "mutants").unlink()
+    monkeypatch.setattr("distlab.cli.hunt.read_catalogue", lambda *_, **__: [])
     told.append(refusal(CurriculumError, hunt, anyway=True))
     assert not any("\n" in one for one in told)
     golden("cli/hunt-refused", "\n".join(told))

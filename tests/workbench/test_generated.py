@@ -19,7 +19,7 @@ import pytest
 
 from distlab.cli import mutants as command
 from distlab.curriculum import Curriculum, Task, load_curriculum
-from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
+from distlab.grading.catalogue import RECORDS, CatalogueError, Entry
 from distlab.grading.generated import (
     Outcome,
     generate,
@@ -39,7 +39,7 @@ FAST = ("collectives", "trainer.broadcast_model", "trainer.train_step")
 @functools.cache
 def sample() -> list[Mutation]:
     tasks = [task for task in CURRICULUM.tasks if task.id.startswith(FAST)]
-    reasons = tomllib.loads((ROOT / FOLDER / "survivors.toml").read_text("utf-8"))
+    reasons = tomllib.loads((ROOT / RECORDS / "survivors.toml").read_text("utf-8"))
     alive = {what for row in reasons["survivors"] for what in row["what"]}
     # An endless loop would cost its whole time limit: the full run has those.
     slips = [

@@ -26,7 +26,6 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     gradients_of,
     loss_of,
     make_microbatches,
-    wrong_weights,
 )
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, Limits, RankContext
@@ -144,7 +143,8 @@ def test_two_mistakes_at_once_are_told_as_facts_without_a_rule(
     assert all(name in failure.message for name in named)
     found, expected = re.findall(r"\b\d\.\d[\d.e-]*", failure.message)[-2:]
     assert float(found) != float(expected)
-    assert all("expected" in line.text for line in failure.evidence)
+    by_rank = [line for line in failure.evidence if line.rank >= 0]
+    assert all("expected" in line.text for line in by_rank)
 
 
 def test_the_finer_cut_has_the_same_samples() -> None:
@@ -152,18 +152,6 @@ def test_the_finer_cut_has_the_same_samples() -> None:
     assert {len(sizes) for sizes in LEVEL} == {3}
     assert {len(sizes) for sizes in FINE} == {5}
     assert close(first_means(SEED, FINE).mean(), first_means(SEED, LEVEL).mean())
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
-def test_no_wrong_weight_is_right_by_luck_and_no_two_look_alike(
-    world_size: int,
-) -> None:
-    means = first_means(SEED, RAGGED[:world_size])
-    seen = [torch.stack(means.parts())]
-    for suspect in wrong_weights(means):
-        value = torch.stack(list(suspect.values))
-        assert not any(close(value, other, 1e-6) for other in seen), suspect.sentence
-        seen.append(value)
 
 
 def test_activations_are_counted_until_backward_frees_them() -> None:

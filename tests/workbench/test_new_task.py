@@ -12,7 +12,7 @@ from distlab.curriculum import Curriculum, CurriculumError, find_root, load_curr
 from distlab.curriculum.hints import LEVELS, read_hints
 from distlab.curriculum.pristine import template_files
 from distlab.curriculum.regions import functions_of
-from distlab.grading.catalogue import FOLDER, STRESSORS, read_catalogue
+from distlab.grading.catalogue import FOLDER, RECORDS, STRESSORS, read_catalogue
 from distlab.grading.new_task import MINUTES, create, left_to_do
 
 ROOT = find_root(Path(__file__))
@@ -27,7 +27,7 @@ def course(tmp_path: Path) -> Curriculum:
     """A copy of the files that belong to tasks."""
     phases = [phase.folder for phase in COURSE.phases]
     code = ["solutions", "distlab/curriculum", "distlab/grading/checks"]
-    for folder in (*phases, *code, FOLDER):
+    for folder in (*phases, *code, RECORDS):
         copy(folder, tmp_path)
     for name in ("curriculum.toml", "pyproject.toml", "README.md", "docs/contents.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -87,12 +87,12 @@ def test_what_is_left_is_listed_until_it_is_done(course: Curriculum) -> None:
     task = new.task(ID)
     left = left_to_do(new, task)
     assert len(left) == len(set(left))
-    stressors = next(line for line in left if line.startswith(f"{FOLDER}/stressors"))
+    stressors = next(line for line in left if line.startswith(f"{RECORDS}/stressors"))
     assert all(name in stressors for name in STRESSORS)
     for path in {line.partition(":")[0] for line in left if line.count(":") > 1}:
         if (file := course.root / path).is_file():
             file.write_text(file.read_text().replace("TODO:", "Done:"))
-    with (course.root / FOLDER / "stressors.toml").open("a") as excuses:
+    with (course.root / RECORDS / "stressors.toml").open("a") as excuses:
         named = ", ".join(f'"{name}"' for name in STRESSORS)
         excuses.write(
             f'[[excused]]\ntasks = ["{ID}"]\nstressors = [{named}]\nwhy = "."'

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.grading.catalogue import FOLDER, CatalogueError
+from distlab.grading.catalogue import RECORDS, CatalogueError
 from distlab.grading.stressors import NAME, Cell, stressor_table
 from tests.workbench.judging import CURRICULUM as COURSE
 from tests.workbench.judging import catalogue
@@ -51,11 +51,11 @@ def test_a_cell_with_both_is_named() -> None:
             'why = "."',
             "collectives.exchange × twice",
         ),
-        ("tasks = ", f"{FOLDER}/{NAME}"),
+        ("tasks = ", f"{RECORDS}/{NAME}"),
     ],
 )
 def test_a_wrong_excuse_is_refused(tmp_path: Path, row: str, said: str) -> None:
-    path = tmp_path / FOLDER / NAME
+    path = tmp_path / RECORDS / NAME
     path.parent.mkdir(parents=True)
     path.write_text(f"[[excused]]\n{row}\n", encoding="utf-8")
     with pytest.raises(CatalogueError, match=said):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distlab.curriculum import Curriculum
-from distlab.grading.catalogue import FOLDER, CatalogueError, Entry
+from distlab.grading.catalogue import FOLDER, RECORDS, CatalogueError, Entry
 from distlab.grading.verified import NAME, digest_of, stamp, touched, unverified
 from tests.workbench.judging import CURRICULUM as COURSE
 from tests.workbench.judging import catalogue
@@ -24,9 +24,9 @@ def of(unit: str) -> set[str]:
 @pytest.fixture
 def course(tmp_path: Path) -> Curriculum:
     """The course as far as a digest looks at it."""
-    for folder in (FOLDER, "solutions", "distlab/grading"):
+    for folder in (FOLDER, RECORDS, "solutions", "distlab/grading"):
         shutil.copytree(COURSE.root / folder, tmp_path / folder)
-    (tmp_path / FOLDER / NAME).unlink(missing_ok=True)
+    (tmp_path / RECORDS / NAME).unlink(missing_ok=True)
     return replace(COURSE, root=tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_one_wrong_entry_undoes_the_note(course: Curriculum) -> None:
 @pytest.mark.parametrize(
     "file",
     FILES := [
-        f"tests/mutants/{UNIT}/choose.toml",
+        f"{FOLDER}/{UNIT}/choose.toml",
         f"distlab/grading/checks/{UNIT}/estimate.py",
         f"solutions/phase3_multi_node/{UNIT}.py",
     ],
@@ -110,7 +110,7 @@ def test_of_each_unit_that_is_noted_one_entry_is_played_in_turn(
 
 
 def test_notes_that_cannot_be_read_are_an_error(course: Curriculum) -> None:
-    (course.root / FOLDER / NAME).write_text("topology =", encoding="utf-8")
+    (course.root / RECORDS / NAME).write_text("topology =", encoding="utf-8")
     with pytest.raises(CatalogueError, match=re.escape(NAME)):
         unverified(course)
 

@@ -104,7 +104,7 @@ def reference_bills(
         RunnerError: the reference itself does not come to its end.
     """
     reference = runs.impl.reference
-    what = [reference.digest, _judges_digest(reference.unit), str(runs.world_size)]
+    what = [reference.digest, judges_digest(reference.unit), str(runs.world_size)]
     what += map(str, specs)
     digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:12]
     path = _folder(reference.path) / f"{task}-{digest}.json"
@@ -123,7 +123,7 @@ def reference_bills(
 
 
 @cache
-def _judges_digest(unit: str) -> str:
+def judges_digest(unit: str) -> str:
     """What is played, and what is looked at, may change with the next version."""
     grading = Path(__file__).parents[1]
     folders = (grading / "differential", grading / "kit", grading / "checks" / unit)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from distlab.digests import digest
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner.autopsy import NOBODY, Evidence
 
+FEW = 1e-6  # a factor that is nearer to a whole number is that number
 SINGLE = 1e-5
 """Relative error that float32 on the way may leave; a wrong formula leaves more."""
 
@@ -95,9 +97,69 @@ def expect_values(
             )
     if tolerance < SINGLE and all_close(actual, expected, SINGLE):
         raise _right_to_some_digits(f"{what} {verb}", actual, expected, evidence)
-    numbers = ", ".join(map(str, wrong))
-    on = f"on rank {numbers}" if len(wrong) == 1 else f"on ranks {numbers}"
-    raise NotYetError(f"{what} {verb} wrong {on}", evidence=evidence)
+    raise NotYetError(
+        f"{what} {verb} {_fact(actual, expected, wrong, tolerance)}",
+        evidence=evidence,
+        difference=Difference(what=what, actual=tuple(actual), tolerance=tolerance),
+    )
+
+
+def _fact(
+    actual: Sequence[object],
+    expected: Sequence[Tensor],
+    wrong: Sequence[int],
+    tolerance: float,
+) -> str:
+    """State what can be seen of wrong values, whatever the reason."""
+    on = "on every rank" if 1 < len(wrong) == len(expected) else _on_ranks(wrong)
+    factor = _factor([actual[r] for r in wrong], [expected[r] for r in wrong])
+    if factor is not None:
+        return f"{factor} {on}"
+    first = wrong[0]
+    for rank, other in enumerate(expected):
+        if rank != first and close(actual[first], other, tolerance):
+            return f"wrong {on}: rank {first} has what rank {rank} should have"
+    return f"wrong {on}{_few_elements(actual[first], expected[first], tolerance)}"
+
+
+def _on_ranks(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"on rank {numbers}" if len(ranks) == 1 else f"on ranks {numbers}"
+
+
+def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
+    """Say so if all values are the same multiple of the expected ones."""
+    for a, e in zip(actual, expected, strict=True):
+        if not isinstance(a, Tensor) or a.shape != e.shape or not e.numel():
+            return None
+    got, wanted = (
+        torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        for tensors in (cast("Sequence[Tensor]", actual), expected)
+    )
+    size = float(wanted.square().sum())
+    if got.numel() < 2 or not 0 < size < math.inf:
+        return None  # every number is a multiple of another
+    factor = float((got * wanted).sum()) / size
+    if not close(got, factor * wanted):
+        return None
+    if abs(factor) < FEW:
+        return "zero"
+    for number, said in ((factor, "{} ×"), (1 / factor, "1/{} of")):
+        if abs(number - round(number)) < FEW and abs(number) >= 1:
+            return f"{said.format(round(number))} what is expected"
+    return f"{factor:.4g} × what is expected"
+
+
+def _few_elements(actual: object, expected: Tensor, tolerance: float) -> str:
+    """Say where, if less than half of the elements are wrong."""
+    if not isinstance(actual, Tensor) or actual.shape != expected.shape:
+        return ""
+    size = float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
+    errors = _errors(actual.double().reshape(-1), expected.double().reshape(-1))
+    off = (errors > tolerance * max(1.0, size)).nonzero().reshape(-1)
+    if not 0 < len(off) <= len(errors) // 2:
+        return ""
+    return f", in {len(off)} of {len(errors)} elements, first in element {int(off[0])}"
 
 
 def _put_there(

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     RAGGED,
-    Means,
     Zoo,
     first_means,
     gradients_of,
     loss_for,
     loss_of,
     make_microbatches,
-    wrong_weights,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.again import turned
 from distlab.grading.kit.outputs import Outputs
-from distlab.grading.kit.values import (
-    Suspect,
-    expect_values,
-    same_everywhere,
-)
+from distlab.grading.kit.values import expect_values
 from distlab.grading.kit.zoo import STALE
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -62,7 +54,6 @@ def accumulate_once(
         unit.accumulate(context.comm, model, loss_fn, microbatches)
     return {
         "added": gradients_of(model) - old,
-        "old": old,
         "one": alone.peak,
         "peak": kept.peak,
         "results": results.peak,
@@ -84,53 +75,10 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
         [value["added"] for value in run.values],
         means.parts(),
         what="this rank's contribution to the gradient",
-        suspects=[
-            *wrong_weights(means),
-            Suspect(
-                slug="",
-                values=same_everywhere(means.mean(), n),
-                sentence="every rank has the full mean: expected is its contribution, "
-                "and the ranks sum their contributions in 2.2",
-            ),
-            *_not_added(means, run.values[0]["old"]),
-        ],
-        rule="each microbatch's mean times its samples / samples of all ranks",
     )
     return (
         f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
     )
-
-
-def _not_added(means: Means, old: Tensor) -> list[Suspect]:
-    """What .grad held before is gone, or was changed."""
-    rule = "backward() adds to .grad: the caller decides when to zero it"
-    gone = [
-        Suspect(
-            slug="old-gradient-changed",
-            values=[part - old for part in means.parts()],
-            sentence="what .grad held before the call is lost: add to it",
-            rule=rule,
-        ),
-        *(
-            replace(wrong, values=[value - old for value in wrong.values])
-            for wrong in wrong_weights(means)
-        ),
-    ]
-    by_all = [1 / means.total] * len(means.sizes)
-    by_own = [sum(own) / means.total for own in means.sizes]
-    divided = [
-        Suspect(
-            slug="old-gradient-changed",
-            values=[
-                part + (factor - 1) * old
-                for part, factor in zip(means.parts(), factors, strict=True)
-            ],
-            sentence="what .grad held before the call was divided, too",
-            rule="divide what you add, not what .grad holds already",
-        )
-        for factors in (by_all, by_own)
-    ]
-    return [*gone, *divided]
 
 
 @clause(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
+from distlab.grading.checks.gradient_accumulation.clipped_training import (
     LEARNING_RATE,
     MAX_NORMS,
     norms_of,
     right_steps,
     right_training,
-    wrong_norms,
-    wrong_trainings,
 )
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
@@ -31,7 +28,6 @@ from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.plain_sgd import CountedSGD
 from distlab.grading.kit.returned import expect_float, number_of
 from distlab.grading.kit.values import (
-    Suspect,
     all_close,
     close,
     expect_equal_bits,
@@ -92,42 +88,33 @@ def clipped_once(runs: Runs) -> str | None:
     n, seed = runs.world_size, runs.seed
     run = runs.finished(clip_steps)
     _expect_steps(run)
-    expect_weights(run, seed, lambda: wrong_trainings(seed, n))
+    expect_weights(run, seed)
     expect_messages(run, "the weights are right, but not through comm")
     return f"n = {n}: the weights of the baseline after {len(MAX_NORMS)} steps"
 
 
-def expect_weights(
-    run: Run, seed: int, suspects: Callable[[], Sequence[Suspect]]
-) -> None:
-    """The weights at the end, on every rank. Every suspect has a rule.
+def expect_weights(run: Run, seed: int) -> None:
+    """The weights at the end, on every rank.
 
     Raises:
-        NotYetError: they are wrong; if no suspect fits, with the facts of the first
-            step that is wrong.
+        NotYetError: they are wrong; with the facts of the first step that is wrong.
     """
     weights = [value["weights"] for value in run.values]
     what = f"the weights after {len(MAX_NORMS)} steps"
+    expected = right_training(seed, run.world_size)
     try:
-        expect_values(
-            weights,
-            right_training(seed, run.world_size),
-            what=what,
-            verb="are",
-            tolerance=TOLERANCE,
-            suspects=suspects,
-        )
+        expect_values(weights, expected, what=what, verb="are", tolerance=TOLERANCE)
     except NotYetError as error:
-        if error.rule:
+        if error.difference is None:
             raise
-        raise _first_wrong_step(run, seed) from None
+        raise _first_wrong_step(run, seed).but(difference=error.difference) from None
     expect_equal_bits(
         weights, what=what, rule="every rank must apply the very same gradient"
     )
 
 
 def _first_wrong_step(run: Run, seed: int) -> NotYetError:
-    """No known mistake fits: what is expected and what was applied, and no advice."""
+    """What is expected and what was applied."""
     expected = right_steps(seed, run.world_size)
     applied = [value["stepped"] for value in run.values]
     step, rank = next(
@@ -212,7 +199,6 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
         same_everywhere(expected, n),
         what="the returned norm",
         tolerance=TOLERANCE,
-        suspects=wrong_norms(seed, n, count),
     )
     if count > 1:
         _expect_all_digits(norms, same_everywhere(expected[:EXACT], n))

@@ -13,16 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from distlab.grading.kit.flat import weights_of
-from distlab.grading.kit.values import Suspect
 from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
 
 Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""
 Microbatch = tuple[Tensor, Tensor]
-Weight = Callable[[int, int], float]
-"""How much a microbatch counts, by rank and place."""
-Guess = tuple[str, str, Weight]
-"""Slug, sentence, and what each microbatch counts then."""
 
 # The ranks have unequally many microbatches, and most end with a short tail.
 RAGGED: tuple[Sizes, ...] = (
@@ -80,19 +75,13 @@ class Means:
         """All samples of all ranks."""
         return sum(map(sum, self.sizes))
 
-    def summed(self, weight: Weight) -> list[Tensor]:
-        """For each rank the sum of weight(rank, place) × that gradient."""
-        return [
-            sum(
-                (weight(rank, k) * g for k, g in enumerate(own)),
-                torch.zeros_like(own[0]),
-            )
-            for rank, own in enumerate(self.gradients)
-        ]
-
     def parts(self) -> list[Tensor]:
-        """What each rank has to add: right."""
-        return self.summed(lambda rank, k: self.sizes[rank][k] / self.total)
+        """What each rank has to add."""
+        every = zip(self.gradients, self.sizes, strict=True)
+        return [
+            torch.tensor(sizes).double() / self.total @ torch.stack(own)
+            for own, sizes in every
+        ]
 
     def mean(self) -> Tensor:
         """The gradient of the whole batch."""
@@ -124,138 +113,11 @@ def gradients_of(model: nn.Module) -> Tensor:
     return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
 
 
-def wrong_weights(means: Means) -> list[Suspect]:
-    """What each rank has if it weighs its microbatches wrongly."""
-    return [
-        Suspect(
-            slug=slug,
-            values=means.summed(weight),
-            sentence=sentence,
-            rule="each mean times its samples, by the samples of all ranks",
-        )
-        for slug, sentence, weight in wrong_guesses(means)
-    ]
-
-
-def wrong_guesses(means: Means) -> list[Guess]:
-    """Wrong ways to weigh a microbatch."""
-    n, sizes, total = len(means.sizes), means.sizes, means.total
-    counts = [len(own) for own in sizes]
-    return [
-        (
-            "microbatches-summed",
-            "the microbatches' mean gradients were summed and never divided",
-            lambda r, k: 1.0,
-        ),
-        (
-            "mean-of-microbatches",
-            "every microbatch has the same weight, whatever its size: divided by K",
-            lambda r, k: 1 / counts[r],
-        ),
-        (
-            "mean-of-microbatches",
-            "every microbatch has the same weight, whatever its size: divided by K "
-            "times the number of ranks",
-            lambda r, k: 1 / counts[r] / n,
-        ),
-        (
-            "mean-of-microbatches",
-            "every microbatch of all ranks has the same weight, whatever its size",
-            lambda r, k: 1 / sum(counts),
-        ),
-        (
-            "own-denominator",
-            "the gradient is the mean over this rank's samples: the denominator lacks "
-            "the other ranks' samples",
-            lambda r, k: sizes[r][k] / sum(sizes[r]),
-        ),
-        (
-            "mean-of-means",
-            "every rank's mean has the same weight, whatever its number of samples",
-            lambda r, k: sizes[r][k] / sum(sizes[r]) / n,
-        ),
-        (
-            "short-tail-as-full",
-            "the last microbatch is shorter, but the divisor is K times the first size",
-            lambda r, k: sizes[r][k] / (counts[r] * sizes[r][0]),
-        ),
-        *_as_if_full(means),
-        (
-            "",
-            "the microbatches' sums were summed and never divided",
-            lambda r, k: float(sizes[r][k]),
-        ),
-        (
-            "",
-            "the mean gradients were summed and divided by the number of all samples",
-            lambda r, k: 1 / total,
-        ),
-        *_only_some(means),
-    ]
-
-
-def _as_if_full(means: Means) -> list[Guess]:
-    """K times the first size on each rank; alone in the world it is one's own."""
-    sizes = means.sizes
-    if len(sizes) == 1:
-        return []
-    full = sum(len(own) * own[0] for own in sizes)
-    return [
-        (
-            "short-tail-as-full",
-            f"the divisor is {full}, as if every microbatch were as large as its "
-            f"rank's first; there are {means.total} samples",
-            lambda r, k: sizes[r][k] / full,
-        )
-    ]
-
-
-def _only_some(means: Means) -> list[Guess]:
-    sizes, total = means.sizes, means.total
-
-    def right(r: int, k: int) -> float:
-        return sizes[r][k] / total
-
-    def last(r: int, k: int) -> bool:
-        return k == len(sizes[r]) - 1
-
-    wiped = "only the last microbatch is in .grad: the others were overwritten"
-    lost = "the last, shorter microbatch is not in the gradient"
-    return [
-        (
-            "last-microbatch-only",
-            wiped,
-            lambda r, k: right(r, k) if last(r, k) else 0.0,
-        ),
-        ("last-microbatch-only", wiped, lambda r, k: 1.0 if last(r, k) else 0.0),
-        (
-            "last-microbatch-only",
-            wiped,
-            lambda r, k: 1.0 / len(sizes[r]) if last(r, k) else 0.0,
-        ),
-        ("tail-dropped", lost, lambda r, k: 0.0 if last(r, k) else right(r, k)),
-        (
-            "tail-dropped",
-            lost,
-            lambda r, k: (
-                0.0 if last(r, k) else sizes[r][k] / sum(sum(own[:-1]) for own in sizes)
-            ),
-        ),
-        (
-            "",
-            "only the first microbatch is in the gradient",
-            lambda r, k: right(r, k) if k == 0 else 0.0,
-        ),
-    ]
-
-
 __all__ = [
     "FINE",
     "LEVEL",
     "RAGGED",
-    "Guess",
     "Means",
-    "Weight",
     "Zoo",
     "first_means",
     "gradients_of",
@@ -264,6 +126,4 @@ __all__ = [
     "make_microbatches",
     "means_of",
     "weights_of",
-    "wrong_guesses",
-    "wrong_weights",
 ]

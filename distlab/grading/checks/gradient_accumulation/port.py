@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from itertools import count
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -22,16 +20,12 @@ from distlab.grading.checks.gradient_accumulation.clip import (
     expect_norms,
     expect_weights,
 )
-from distlab.grading.checks.gradient_accumulation.clip_mistakes import (
+from distlab.grading.checks.gradient_accumulation.clipped_training import (
     LEARNING_RATE,
     MAX_NORMS,
-    clipped,
-    train,
-    wrong_trainings,
 )
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
-    Means,
     Zoo,
     loss_for,
     make_microbatches,
@@ -43,8 +37,7 @@ from distlab.grading.kit.plain_sgd import CountedSGD
 from distlab.grading.kit.returned import number_of
 from distlab.grading.kit.torch_group import PATIENCE_S, finished
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
-from distlab.grading.kit.values import Suspect, same_everywhere
-from distlab.grading.kit.zoo import STALE, with_old_gradients
+from distlab.grading.kit.zoo import with_old_gradients
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -52,8 +45,6 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (3, 2, 4, 5, 1)
 MICROBATCHES = len(LEVEL[0])  # of each rank
-ZERO = "backward() adds to .grad: zero it before the first microbatch"
-MEAN = "DistributedDataParallel divides by the ranks: expected is the mean over samples"
 
 
 def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
@@ -111,11 +102,8 @@ def _count_sends(sent: list[int]) -> Callable[..., Any]:
 )
 def weights_of_one_process(runs: Runs) -> str | None:
     """V: as in task 2.3."""
-    n, seed = runs.world_size, runs.seed
-    run = finished(runs, ported_steps)
-    expect_weights(
-        run, seed, lambda: [*_wrong_weights(seed, n), *wrong_trainings(seed, n)]
-    )
+    n, run = runs.world_size, finished(runs, ported_steps)
+    expect_weights(run, runs.seed)
     return f"n = {n}: the weights of the baseline, with torch.distributed alone"
 
 
@@ -152,61 +140,3 @@ def norm_before_clipping(runs: Runs) -> str | None:
     """V: as in task 2.3."""
     expect_norms(finished(runs, ported_steps), runs.seed, "with_torch")
     return None
-
-
-def _wrong_weights(seed: int, n: int) -> list[Suspect]:
-    """What known mistakes about DistributedDataParallel's mean lead to."""
-    held: list[Tensor] = []
-
-    def never_zeroed(means: Means, limit: float) -> Tensor:
-        held[:] = [clipped(means.mean() + (held[0] if held else STALE), limit)]
-        return held[0]
-
-    calls = count()
-
-    def zeroed_afterwards(means: Means, limit: float) -> Tensor:
-        left = STALE if next(calls) == 0 else 0.0
-        return clipped(means.mean() + left, limit)
-
-    def counted_alike(means: Means, limit: float) -> Tensor:
-        parts = means.summed(lambda rank, _: 1 / len(means.sizes[rank]))
-        return clipped(torch.stack(parts).mean(0), limit)
-
-    guesses: list[tuple[str, str, Callable[[Means, float], Tensor]]] = [
-        (
-            "divided-twice",
-            f"the gradients are 1/{n} of the mean over the samples: divided by the "
-            "samples, and again by the ranks",
-            lambda means, limit: clipped(means.mean() / n, limit),
-        ),
-        (
-            "mean-of-microbatches",
-            "every microbatch of every rank has the same weight, whatever its size",
-            counted_alike,
-        ),
-        (
-            "gradients-not-zeroed",
-            "the gradients of the previous step are still in .grad",
-            never_zeroed,
-        ),
-        (
-            "gradients-not-zeroed",
-            "what .grad held before the first call went into its step",
-            zeroed_afterwards,
-        ),
-    ]
-    return [
-        Suspect(
-            slug=slug,
-            values=_trained(seed, n, rule),
-            sentence=sentence,
-            rule=ZERO if slug == "gradients-not-zeroed" else MEAN,
-        )
-        for slug, sentence, rule in guesses
-    ]
-
-
-def _trained(seed: int, n: int, rule: Callable[[Means, float], Tensor]) -> list[Tensor]:
-    return train(seed, n, lambda means, limit: same_everywhere(rule(means, limit), n))[
-        0
-    ]

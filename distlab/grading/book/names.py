@@ -1,0 +1,227 @@
+"""The verdict under the name of its mistake, where the catalogue has it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distlab.curriculum import Curriculum, Progress
+from distlab.curriculum.misconceptions import read_misconceptions
+from distlab.grading.book.marks import Mark, are_alike, mark_of
+from distlab.grading.book.plays import implementation_of, played
+from distlab.grading.catalogue import CatalogueError, Entry, read_catalogue
+from distlab.grading.clause import Check
+from distlab.grading.differential.bills import judges_digest
+from distlab.grading.harness import PlayedRuns
+from distlab.grading.mismatches import RULES
+from distlab.grading.runs import MissingRunError, Records, Runs, RunSpec
+from distlab.grading.verdict import Difference, NotYetError
+from distlab.runner import Run
+from distlab.runner.autopsy import NOBODY
+
+BOOK_SEED = 20  # that of `distlab mutants`, so that it plays nothing twice
+ROOM_S = 10.0  # for a solution that hangs; those that end take tenths of a second
+_ALIKE_SHOWN = 3
+_BY_JUDGES = {*RULES, "raised", "local-rank-as-rank", "wrong-dtype"}
+"""Misconceptions that show in how a run ends, or that judges name themselves."""
+
+_READ: dict[tuple[Path, str], list[Entry]] = {}
+
+
+def named(
+    curriculum: Curriculum, check: Check, runs: PlayedRuns, failure: NotYetError
+) -> NotYetError:
+    """The failure under the name of its mistake, if the book knows it."""
+    if failure.slug or failure.difference is None:
+        return failure
+    for entries in _chapters(curriculum, check):
+        if alike := _alike(curriculum, check, runs, failure.difference, entries):
+            return _said(failure, alike)
+    return failure
+
+
+def _chapters(curriculum: Curriculum, check: Check) -> Iterator[list[Entry]]:
+    """Wrong solutions of the clause; then of the unit's tasks that this one builds on.
+
+    A learner may have written their part anew, with the same mistake in it.
+    """
+    needs = curriculum.task(check.task).needs
+    entries = [
+        entry
+        for entry in _entries(curriculum, check.task.partition(".")[0])
+        if entry.is_mutant and entry.slug not in _BY_JUDGES and not entry.limit_s
+    ]
+    yield [e for e in entries if (e.task, e.clause) == (check.task, check.clause)]
+    yield [entry for entry in entries if entry.task in needs and entry.slug]
+
+
+def _alike(
+    curriculum: Curriculum,
+    check: Check,
+    runs: PlayedRuns,
+    difference: Difference,
+    entries: list[Entry],
+) -> list[Entry]:
+    """Those that leave the same; at more world sizes if their names differ."""
+    others = [n for n in check.worlds if n != runs.world_size]
+    for world_size in (runs.world_size, *others):
+        look = _Look(curriculum, check, runs, world_size)
+        alike = look.alike(entries, difference)
+        if alike is not None:
+            entries = alike
+        elif world_size == runs.world_size:
+            return []  # with the book's seed there is no difference
+        if len({entry.slug for entry in entries}) < 2:
+            break
+    return entries
+
+
+def _entries(curriculum: Curriculum, unit: str) -> list[Entry]:
+    key = curriculum.root, unit
+    if key not in _READ:
+        with contextlib.suppress(CatalogueError, OSError):
+            _READ[key] = read_catalogue(curriculum, unit=unit)
+    return _READ.get(key, [])
+
+
+# ── who leaves the same ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A clause at one world size, with the book's seed."""
+
+    curriculum: Curriculum
+    check: Check
+    runs: PlayedRuns
+    world_size: int
+
+    def alike(
+        self, entries: Sequence[Entry], difference: Difference
+    ) -> list[Entry] | None:
+        """Those that leave what the learner's ranks leave; None if that is right."""
+        mine = self.runs.with_seed(BOOK_SEED, self.world_size)
+        read = _Read(mine)
+        if (mine.world_size, mine.seed) == (self.runs.world_size, self.runs.seed):
+            read = _Read(self.runs)
+        left = _difference(self.check, read)
+        if left is None or left.what != difference.what:
+            return None
+        mark, marks = mark_of(left), self.marks(entries, mine, tuple(read.specs))
+        return [
+            entry
+            for entry in entries
+            if (told := marks.get(entry.id))
+            and told[0] == left.what
+            and are_alike(mark, told[1], left.tolerance)
+        ]
+
+    def marks(
+        self, entries: Sequence[Entry], mine: PlayedRuns, specs: tuple[RunSpec, ...]
+    ) -> dict[str, tuple[str, Mark] | None]:
+        """By entry: what is wrong, and its mark; from the state folder or played."""
+        path = self._path(mine, specs)
+        marks: dict[str, tuple[str, Mark] | None] = {}
+        with contextlib.suppress(OSError, ValueError):
+            marks = json.loads(path.read_text())
+        missing = [entry for entry in entries if entry.id not in marks]
+        if not missing:
+            return marks
+        alone = [spec for spec in specs if spec.network is None]
+        for entry, records in played(missing, mine, alone, ROOM_S):
+            marks[entry.id] = None
+            if records is not None:
+                impl = implementation_of(mine.impl.reference, entry)
+                others = _Others(mine.of(impl), records, specs)
+                if left := _difference(self.check, others):
+                    marks[entry.id] = left.what, mark_of(left)
+        with contextlib.suppress(OSError):  # without it the next check plays them again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(marks))
+        return marks
+
+    def _path(self, mine: PlayedRuns, specs: tuple[RunSpec, ...]) -> Path:
+        reference = mine.impl.reference
+        unit = _entries(self.curriculum, reference.unit)
+        parts = [reference.digest, judges_digest(reference.unit), torch.__version__]
+        parts += [str(mine.world_size), *map(str, specs), *map(repr, unit)]
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        name = f"{self.check.task}-{self.check.clause}-{digest}.json"
+        return Progress(reference.path.parents[2]).folder / "book" / name
+
+
+class _Read(Runs):
+    """Notes which runs a judge reads."""
+
+    def __init__(self, base: PlayedRuns) -> None:
+        super().__init__(base.source, base.world_size, base.seed)
+        self._base, self.specs = base, dict[RunSpec, None]()
+
+    def read(self, spec: RunSpec) -> Run:
+        """The record of a run."""
+        self.specs[spec] = None
+        return self._base.read(spec)
+
+
+class _Others(Runs):
+    """The runs of a wrong solution; those in virtual time are played when read."""
+
+    def __init__(
+        self, base: PlayedRuns, records: Records, specs: tuple[RunSpec, ...]
+    ) -> None:
+        super().__init__(base.source, base.world_size, base.seed)
+        self._base, self._records, self._specs = base, records, specs
+
+    def read(self, spec: RunSpec) -> Run:
+        """The record of a run.
+
+        Raises:
+            MissingRunError: the learner's verdict needed no such run.
+        """
+        if spec in self._records:
+            return self._records[spec]
+        if spec not in self._specs:
+            raise MissingRunError(str(spec))
+        return self._base.read(spec)
+
+
+def _difference(check: Check, runs: Runs) -> Difference | None:
+    try:
+        check.judge(runs)
+    except NotYetError as failure:
+        return failure.difference
+    except Exception:  # a judge need not expect what no learner's run was asked for
+        return None
+    return None
+
+
+# ── what is said ────────────────────────────────────────────────────────────────────
+
+
+def _said(failure: NotYetError, alike: Sequence[Entry]) -> NotYetError:
+    """The verdict under its name, and how a solution comes to leave the same."""
+    titles = list(dict.fromkeys(entry.title for entry in alike))
+    if len(titles) <= _ALIKE_SHOWN:
+        rows = [(NOBODY, "as if" if not n else "or", t) for n, t in enumerate(titles)]
+        failure = failure.but(evidence=(*failure.evidence, *rows))
+    slug = alike[0].slug
+    if not slug or any(entry.slug != slug for entry in alike):
+        return failure
+    told = read_misconceptions()[slug]
+    title = told["title"][:1].lower() + told["title"][1:]
+    return failure.but(
+        message=f"{title}: {failure.message}",
+        slug=slug,
+        rule=first_sentence(told["fix"]),
+    )
+
+
+def first_sentence(text: str) -> str:
+    """Up to the period that ends it."""
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
