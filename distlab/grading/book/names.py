@@ -26,7 +26,7 @@ from distlab.runner import Run
 from distlab.runner.autopsy import NOBODY
 
 BOOK_SEED = 20  # that of `distlab mutants`, so that it plays nothing twice
-ROOM_S = 10.0  # for a solution that hangs; those that end take tenths of a second
+ROOM_S = 30.0  # for a solution that never ends; all others take tenths of a second
 _ALIKE_SHOWN = 3
 _BY_JUDGES = {*RULES, "raised", "local-rank-as-rank", "wrong-dtype"}
 """Misconceptions that show in how a run ends, or that judges name themselves."""
