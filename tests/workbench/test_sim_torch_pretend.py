@@ -199,6 +199,39 @@ if __name__ == "__main__":
     assert printed == [f"{gpu} True\n{gpu} later\n" for gpu in (0, 1, 0, 1)]
 
 
+def test_a_default_group_may_have_some_of_the_ranks(
+    play: Callable[..., SimRun],
+) -> None:
+    text = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, size):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    dist.init_process_group("gloo")
+    pair = dist.new_group([size - 2, size - 1])
+    sums = torch.ones(2)
+    dist.all_reduce(sums)
+    if rank >= size - 2:
+        dist.all_reduce(sums, group=pair)
+    store = dist.distributed_c10d._get_default_store()
+    print(dist.get_world_size(), sums[0].item(), store.check(["key"]), flush=True)
+    dist.barrier()
+    store.set("key", "value")
+    dist.destroy_process_group()
+
+for size in (4, 3, 2, 4):
+    mp.spawn(main, args=(size,), nprocs=size)
+"""
+    done = play(text, 4)
+    assert done.outcome == "finished", done.explanation
+    lines = {4: ["4 4.0 False", "4 8.0 False"], 3: ["3 3.0 False", "3 6.0 False"]}
+    for rank, record in enumerate(done.ranks):
+        told = [lines[4][rank > 1]]
+        told += [lines[3][rank > 0]] if rank < 3 else []
+        told += ["2 4.0 False"] if rank < 2 else []
+        assert record.output.splitlines() == [*told, lines[4][rank > 1]]
+
+
 def test_os_exit_ends_the_rank_only(play: Callable[..., SimRun]) -> None:
     done = play("import os\nos._exit(3 * int(os.environ['RANK']))", 2)
     assert [record.status for record in done.ranks] == ["finished", "raised"]

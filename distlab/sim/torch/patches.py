@@ -177,6 +177,9 @@ def _make_group(options: Any, backend_options: Any) -> SimProcessGroup:
     assert rank is not None
     members = list(options.global_ranks_in_group)
     name = str(options.group_id)
+    if not members and rank.num_active < rank.world_size:
+        members, name = list(range(rank.num_active)), f"first {rank.num_active}"
+        rank.formed.append((name, tuple(members)))
     comm = subgroup(rank.comm, name, members) if members else rank.comm
     return SimProcessGroup(rank, comm, name)
 
@@ -208,14 +211,19 @@ def _meeting(original: Any) -> Any:
         if me is None:
             yield from original(url, rank, world_size, **kwargs)
             return
-        asked, are = (rank, world_size), (me.number, me.world_size)
-        if any(want not in (-1, have) for want, have in zip(asked, are, strict=True)):
+        size = world_size
+        if size == -1:
+            size = int(os.environ.get("WORLD_SIZE", me.world_size))
+        if rank not in (-1, me.number) or not me.number < size <= me.world_size:
             raise ValueError(
                 f"init_process_group(rank={rank}, world_size={world_size}), but this "
                 f"is simulated rank {me.number} of {me.world_size}"
             )
-        me.store = me.store or SimStore(me)
-        yield me.store, me.number, me.world_size
+        # A default group of the first few ranks only, such as those of mp.spawn.
+        me.num_active = size
+        me.num_inits[size] += 1
+        me.stores.append(SimStore(me, f"default group {me.num_inits[size]} of {size}"))
+        yield me.stores[-1], me.number, size
 
     return rendezvous
 

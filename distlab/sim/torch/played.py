@@ -103,7 +103,7 @@ class Cast:
             self._twins[key] = None
             if found:
                 _, other, ranks = min(found)
-                group = world.subgroup(("torch", other), ranks)
+                group = world.subgroup(("torch", other, ranks), ranks)
                 self._twins[key] = group, group.members.index(rank)
                 self._names[rank][name] = other
         return self._twins[key]

@@ -135,8 +135,6 @@ def _replace_processes(replaced: Replaced) -> None:
     script calls `mp.spawn(fn, args, nprocs)`, it has come to what it wants done on each
     rank, and runs `fn` as the process whose number is its local rank.
     """
-    import torch.multiprocessing
-
     for name in ("spawn", "start_processes"):
         replaced.for_ranks(_torch.multiprocessing, name, partial(_spawn_here, name))
     for owner in (multiprocessing, _torch.multiprocessing):
@@ -156,16 +154,18 @@ def _spawn_here(
     """See `torch.multiprocessing.spawn`.
 
     Raises:
-        Refused: there are more or fewer ranks on the node.
+        Refused: there are fewer ranks on the node.
     """
     rank = here()
     assert rank is not None
-    if nprocs != rank.per_node:
+    if nprocs > rank.per_node:
         raise Refused(
-            f"mp.{name} of {nprocs} processes can't be simulated with {rank.per_node} "
-            f"ranks on each node: make both numbers the same"
+            f"mp.{name} of {nprocs} processes can't be simulated, because a node has "
+            f"only {rank.per_node} ranks: simulate more, or start fewer processes"
         )
-    fn(int(os.environ["LOCAL_RANK"]), *args)
+    number = rank.number % rank.per_node
+    if number < nprocs:
+        fn(number, *args)
     return None if join else _Ended()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -58,7 +58,9 @@ class Rank:
         self.cast: Cast | None = None  # who follows it, in a run where ranks do
         self.formed: list[Formed] = []  # all groups that it knows of
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
-        self.store: Any = None  # torch holds on to half of it only
+        self.stores: list[Any] = []  # of its default groups; torch holds half of each
+        self.num_inits: Counter[int] = Counter()  # of default groups, by their size
+        self.num_active = context.world_size  # ranks of the present default group
         self.per_node, self.device_index = context.world_size, 0
         self.memory = Memory(self.kernel)
         self.pretends = False  # to have a GPU
@@ -189,13 +191,21 @@ def post(
     return begin().wait, flights[0]
 
 
+def group_of(world: Group, name: str, members: Sequence[int]) -> Group:
+    """The group of those members of the world that torch calls `name`.
+
+    torch gives a name again after destroy_process_group, perhaps to other members.
+    """
+    return world.subgroup(("torch", name, tuple(members)), members)
+
+
 def subgroup(comm: Any, name: str, members: list[int]) -> Any:
     """This rank's communicator in a group that torch calls `name`.
 
     Unlike `new_group` it needs nobody: torch makes a group without a meeting.
     """
     outer = innermost(comm)
-    group: Group = outer.group.subgroup(("torch", name), members)
+    group = group_of(outer.group, name, members)
     made: Any = SimComm(group, members.index(outer.rank), outer._limit_s)
     for layer in layers_of(comm):
         if isinstance(layer, Journal):
