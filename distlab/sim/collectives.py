@@ -252,5 +252,6 @@ def _combined(parts: list[Part]) -> Tensor:
         else:
             total += tensor
     if op is ReduceOp.AVG:
-        total /= len(parts)
+        is_whole = not (total.is_floating_point() or total.is_complex())
+        total.div_(len(parts), rounding_mode="trunc" if is_whole else None)
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ GPU = """
 import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import (
+    FullStateDictConfig, FullyShardedDataParallel, StateDictType)
 from torch.nn.parallel import DistributedDataParallel
 
 local = int(os.environ["LOCAL_RANK"])
@@ -62,12 +64,25 @@ assert mesh["shard"].size() == 2
 torch.accelerator.device_index(local)
 sharded = FullyShardedDataParallel(nn.Linear(8, 8).to(local), device_id=local)
 sharded(torch.ones(2, 8).to(local)).sum().backward()
+settings = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+kind = StateDictType.FULL_STATE_DICT
+with FullyShardedDataParallel.state_dict_type(sharded, kind, settings):
+    whole = sharded.state_dict()
+    step = torch.optim.Adam(sharded.parameters())
+    step.step()
+    FullyShardedDataParallel.optim_state_dict(sharded, step)
+assert dist.get_rank() or whole["weight"].sum().isfinite()
 
 @torch.jit.script
 def scripted(x: torch.Tensor):
     return x + torch.tensor(1.0)
 
 assert scripted(torch.zeros(1)) == 1
+whole = torch.tensor([-7, 7], device="cuda") * (dist.get_rank() == 0)
+dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+assert whole.tolist() == [-1, 1]
+graph: torch.cuda.CUDAGraph | None = None
+assert isinstance(torch.cuda.CUDAGraph, type)
 dist.barrier(device_ids=[local])
 if dist.get_rank() == 0:
     torch.save(copy, "weights.pt")
@@ -126,7 +141,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimRu
     return play
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore")  # those of torch about its own calls
 def test_a_script_for_gpus_finds_one_on_each_rank(play: Callable[..., SimRun]) -> None:
     ranks: list[Rank] = []
     before = [torch.Tensor.to, torch.cuda.Stream, torch.Generator, torch.version.cuda]
@@ -277,3 +292,54 @@ assert torch.accelerator.max_memory_allocated() == 4 * 1536
     done = play(text, 2, on_rank=ranks.append, fake=fake)
     assert done.outcome == "finished", done.ranks[0].output
     assert all(rank.tally.peak == 4 * 3072 for rank in ranks)
+
+
+ACCELERATE = """
+class PartialState:
+    _shared_state = {}
+
+    def __init__(self):
+        self.__dict__ = self._shared_state
+        self.users = getattr(self, "users", 0) + 1
+"""
+LIGHTNING = """
+def rank_zero_only(function):
+    return lambda: function() if rank_zero_only.rank == 0 else None
+
+rank_zero_only.rank = None
+"""
+
+
+def test_state_of_known_libraries_is_kept_per_rank(
+    play: Callable[..., SimRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    for name, text in (
+        ("accelerate/state.py", ACCELERATE),
+        ("lightning_utilities/core/rank_zero.py", LIGHTNING),
+    ):
+        path = installed / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(installed)
+    text = """
+import os
+from accelerate.state import PartialState
+from lightning_utilities.core.rank_zero import rank_zero_only
+rank_zero_only.rank = int(os.environ["RANK"])
+import torch.distributed as dist
+dist.init_process_group("gloo")
+PartialState()
+dist.barrier()
+print(PartialState().users, rank_zero_only(lambda: "zero")())
+"""
+    for _ in range(2):  # the second time the libraries are loaded already
+        done = play(text, 3)
+        printed = [record.output for record in done.ranks]
+        assert printed == ["2 zero\n", "2 None\n", "2 None\n"]
+    state = sys.modules.pop("accelerate.state")
+    assert state.PartialState._shared_state == {}
+    for name in ("accelerate", "lightning_utilities", "lightning_utilities.core"):
+        sys.modules.pop(name)
+    zero = sys.modules.pop("lightning_utilities.core.rank_zero")
+    assert zero.rank_zero_only.rank is None

@@ -26,7 +26,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Collection, Sequence
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,8 +142,10 @@ class UsersModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`; None where another one has to look."""
-        spec = PathFinder.find_spec(name, path, target)
+        """See `importlib.abc.MetaPathFinder`."""
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and (_top(name) in self.own or _is_users(spec)):
             self.names[name] = None
         return spec

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from distlab.comm import ANY
 from distlab.sim.collectives import Act
-from distlab.sim.torch.tensors import copy_all, flat, reduce_op
+from distlab.sim.torch.tensors import copy_all, flat
 from distlab.sim.torch.transfers import OWN_TAG, Transfers
 from distlab.sim.torch.work import TorchWork
 
@@ -63,7 +63,7 @@ class SimProcessGroup(Transfers):
         """The same for many tensors in one."""
         joined = torch.cat([flat(tensor) for tensor in tensors])
         act: Act = ("all_reduce", None)
-        call = self.join(act, joined, joined, reduce_op(opts, joined))
+        call = self.join(act, joined, joined, self.reduction(opts, joined))
         pieces = joined.split([tensor.numel() for tensor in tensors])
         into = [flat(tensor) for tensor in tensors]
         return self.work([call], tensors, partial(copy_all, pieces, into))
@@ -115,7 +115,7 @@ class SimProcessGroup(Transfers):
     ) -> TorchWork:
         """See `torch.distributed.reduce_scatter_tensor`."""
         act: Act = ("reduce_scatter", None)
-        call = self.join(act, input, output, reduce_op(opts, input))
+        call = self.join(act, input, output, self.reduction(opts, input))
         return self.work([call], [output])
 
     def reduce_scatter_single_coalesced(
@@ -192,5 +192,5 @@ class SimProcessGroup(Transfers):
     # ── how ─────────────────────────────────────────────────────────────────────────
 
     def _reduced(self, act: Act, tensors: list[Tensor], opts: Any) -> TorchWork:
-        calls = [self.join(act, t, t, reduce_op(opts, t)) for t in tensors]
+        calls = [self.join(act, t, t, self.reduction(opts, t)) for t in tensors]
         return self.work(calls, tensors)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -311,7 +311,7 @@ def _replace_streams(replaced: Replaced) -> None:
 def _to(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = [arg for arg in (*args[:1], kwargs.get("device")) if arg is not None]
     off = any(isinstance(w, (str, torch.device)) and str(w) == "cpu" for w in wanted)
-    if off and _rank().is_users(sys._getframe(2)):
+    if off and _expects_a_copy(sys._getframe(2)):
         kwargs.setdefault("copy", True)
     return _moved(original, tensor, *args, **kwargs)
 
@@ -325,7 +325,18 @@ def _moved(original: Any, this: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _copied(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     copy = original(tensor, *args, **kwargs)
-    return copy.clone() if _rank().is_users(sys._getframe(2)) else copy
+    return copy.clone() if _expects_a_copy(sys._getframe(2)) else copy
+
+
+def _expects_a_copy(frame: FrameType) -> bool:
+    """Whether the caller takes a tensor off its GPU, and may then change that one.
+
+    The user's code may. FSDP 1 frees the memory of a parameter that it has offloaded.
+    """
+    return (
+        _rank().is_users(frame)
+        or frame.f_globals.get("__name__") == "torch.distributed.fsdp._flat_param"
+    )
 
 
 def _itself(tensor: Any, *args: Any, **kwargs: Any) -> Any:

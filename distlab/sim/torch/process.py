@@ -11,7 +11,7 @@
     compilers       `torch.compile` gives back what it got: a program that runs eagerly
 
 What cannot be done is refused in one sentence: more processes as ranks, sockets of its
-own, CUDA source code. The run's report names the line.
+own. The run's report names the line.
 """
 
 from __future__ import annotations
@@ -226,16 +226,7 @@ def _replace_threads(replaced: Replaced) -> None:
 
 
 def _refuse(replaced: Replaced) -> None:
-    import torch.utils.cpp_extension
-
     replaced.with_original(multiprocessing.process.BaseProcess, "start", _only_workers)
-    for name in ("load", "load_inline"):
-        replaced.refuse(
-            torch.utils.cpp_extension,
-            name,
-            f"torch.utils.cpp_extension.{name}",
-            "no kernels of your own run here. Choose a path of the script without them",
-        )
     replaced.with_original(socket.socket, "listen", _no_sockets)
     for owner in (dist, distributed_c10d):
         replaced.for_ranks(owner, "TCPStore", _own_store)

@@ -17,6 +17,18 @@ class Refused(RuntimeError):  # noqa: N818 - users read the name in a sentence
     """A script asks for something that cannot be simulated."""
 
 
+def _made_elsewhere(original: type, refused: Callable[..., Any]) -> type:
+    """A class like `original` that on a rank can't be instantiated."""
+
+    class Elsewhere(original):  # type: ignore[misc]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            make = original if here() is None else refused
+            return make(*args, **kwargs)
+
+    Elsewhere.__name__ = original.__name__
+    return Elsewhere
+
+
 class Replaced:
     """What was replaced; `undo` puts it all back, the last one first."""
 
@@ -56,12 +68,16 @@ class Replaced:
             self.for_ranks(owner, name, functools.partial(ours, original))
 
     def refuse(self, owner: Any, name: str, call: str, why: str) -> None:
-        """On a rank the call raises `Refused`."""
+        """On a rank the call raises `Refused`; a class remains one, for annotations."""
 
         def refused(*args: Any, **kwargs: Any) -> Any:
             raise Refused(f"{call} can't be simulated: {why}")
 
-        self.for_ranks(owner, name, refused)
+        original = getattr(owner, name, None)
+        if isinstance(original, type):
+            self.put(owner, name, _made_elsewhere(original, refused))
+        else:
+            self.for_ranks(owner, name, refused)
 
     def undo(self) -> None:
         """Put everything back."""

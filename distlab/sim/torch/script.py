@@ -30,6 +30,7 @@ import torch
 from distlab.sim.results import SimRun
 from distlab.sim.torch import run
 from distlab.sim.torch.belongings import STATEFUL, UsersModules, own_process
+from distlab.sim.torch.libraries import adapted
 from distlab.sim.torch.pretend import pretended
 from distlab.sim.torch.process import as_if_alone
 from distlab.sim.torch.rank import Rank, here
@@ -89,6 +90,7 @@ def run_script(
         stack.callback(os.chdir, folder)
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.enter_context(as_if_alone())
+        stack.enter_context(adapted())
         if pretends:
             stack.enter_context(pretended())
         return run(

@@ -14,11 +14,15 @@ from distlab.sim.messages import move
 _OPS = {op.name: op for op in ReduceOp}
 
 
-def reduce_op(opts: Any, tensor: Tensor) -> ReduceOp:
+def reduce_op(opts: Any, tensor: Tensor, *, is_nccl: bool) -> ReduceOp:
     """Which reduction torch asks for.
 
+    NCCL averages integers too, and rounds toward 0 (`FuncSumPostDiv` in
+    https://github.com/NVIDIA/nccl/blob/master/src/device/reduce_kernel.h).
+
     Raises:
-        ValueError: the simulator has none of that name, or not for such a tensor.
+        ValueError: the simulator has none of that name, or the backend not for such a
+            tensor.
     """
     if opts is None:
         return SUM
@@ -28,7 +32,8 @@ def reduce_op(opts: Any, tensor: Tensor) -> ReduceOp:
         raise ValueError(
             f"the simulator has no ReduceOp.{name}; it has {', '.join(_OPS)}"
         )
-    if op is ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if op is ReduceOp.AVG and whole and not is_nccl:
         raise ValueError(f"ReduceOp.AVG of integers ({tensor.dtype}) has no result")
     return op
 

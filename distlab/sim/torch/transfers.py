@@ -19,7 +19,7 @@ from distlab.sim.kernel import Flight
 from distlab.sim.payload import Sized
 from distlab.sim.torch.rank import Rank, innermost, post
 from distlab.sim.torch.shared_store import Contribution
-from distlab.sim.torch.tensors import flat, flat_or_none, hand_out
+from distlab.sim.torch.tensors import flat, flat_or_none, hand_out, reduce_op
 from distlab.sim.torch.work import TorchWork, Underway
 
 OWN_TAG = 1 << 30  # of messages that a collective is made of
@@ -52,10 +52,24 @@ class Transfers(_Base):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         """Where the backend that was asked for takes tensors from."""
-        if not self._rank.pretends or self.asked_for == "gloo":
+        if not self._is_nccl:
             return [torch.device("cpu")]
         kinds = ("cuda",) if self.asked_for == "nccl" else ("cpu", "cuda")
         return [torch.device(kind) for kind in kinds]
+
+    @property
+    def _is_nccl(self) -> bool:
+        """Whether NCCL would carry this out; on a CPU, and if asked for, gloo does."""
+        return self._rank.pretends and self.asked_for != "gloo"
+
+    def reduction(self, opts: Any, tensor: Tensor) -> ReduceOp:
+        """Which reduction torch asks for.
+
+        Raises:
+            ValueError: the simulator has none of that name, or the backend not for
+                such a tensor.
+        """
+        return reduce_op(opts, tensor, is_nccl=self._is_nccl)
 
     def _get_backend(self, device: Any) -> Transfers:
         """Answer torch 2.14, which asks a group's backend if it can merge messages."""
