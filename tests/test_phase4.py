@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distlab.grading.front import PhaseFront
+from distlab.grading.front import NotJudgedHereError, PhaseFront
 
 FRONT = PhaseFront(4, __file__)
 HEADER = FRONT.header
@@ -21,7 +21,10 @@ def front() -> Iterator[PhaseFront]:
 
 @pytest.mark.parametrize("task_id", FRONT.task_ids)
 def test_task(front: PhaseFront, task_id: str) -> None:
-    failure = front.failure(task_id)
+    try:
+        failure = front.failure(task_id)
+    except NotJudgedHereError as reason:
+        pytest.skip(str(reason))
     if failure:
         pytest.fail(failure, pytrace=False)
 

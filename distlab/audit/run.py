@@ -15,6 +15,7 @@ from distlab.audit.findings import NAMES, Finding
 from distlab.audit.play import Played, play
 from distlab.audit.real import play_real
 from distlab.audit.trial import Trial
+from distlab.ranks import new_cluster
 from distlab.runner import Cluster
 from distlab.sim.torch.script import Script
 
@@ -78,7 +79,7 @@ def audit(
         )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
-        ranks = cluster or stack.enter_context(Cluster(preload=PRELOAD))
+        ranks = cluster or stack.enter_context(new_cluster(preload=PRELOAD))
         asked = Script(target, tuple(arguments), is_module)
         way = partial(play_real if real else play, ranks, asked)
         trial = _trial(way, asked.target, num_ranks, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -227,9 +228,9 @@ def _what_next(
 ) -> list[tuple[str, str]]:
     if len(report.tasks) == 1:
         return what_helps(curriculum, progress, report.tasks[0], worlds)
-    counts = {"pass": 0, "fail": 0, "not_started": 0, "error": 0}
-    for verdict in report.tasks:
-        counts[verdict.status] += 1
+    counts = Counter(verdict.status for verdict in report.tasks)
     text = f"{counts['pass']} passed, {counts['fail']} not yet, "
     text += f"{counts['not_started']} not started"
+    if counts["not_judged"]:
+        text += f", {counts['not_judged']} not judged on this system"
     return [("plain", text)]

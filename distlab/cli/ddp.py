@@ -163,10 +163,11 @@ class _Training:
             self._monitoring = Monitoring(self._order.monitor, self._config, sink)
 
     def _lead(self) -> int:
-        from distlab.runner import Cluster, RunnerError
+        from distlab.ranks import new_cluster
+        from distlab.runner import RunnerError
         from distlab.training.ddp import PRELOADS
 
-        with Cluster(preload=PRELOADS) as cluster:
+        with new_cluster(preload=PRELOADS) as cluster:
             cluster.start(wait=False)  # while the files are checked, it imports torch
             self._before(cluster)
             try:

@@ -128,7 +128,7 @@ def _on_ranks(
 ) -> DigitsResult:
     from distlab.cli.training import LiveLine, shard_table
     from distlab.data.digits import load_digits_split
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
     from distlab.training.digits import PRELOADS, Moment, train_on_ranks
 
     load_digits_split()  # if this cannot be, it is better said here than by a rank
@@ -147,7 +147,7 @@ def _on_ranks(
             line.show(moment)
 
     line.say(f"  starting {processes(config.world_size)} …")
-    with Cluster(preload=PRELOADS) as cluster:
+    with new_cluster(preload=PRELOADS) as cluster:
         result = train_on_ranks(cluster, config, on_shard=on_shard, on_moment=on_moment)
     line.clear()
     return result

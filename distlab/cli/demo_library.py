@@ -46,7 +46,8 @@ def demo_library(
         "collectives, and it runs over plain sockets.\nThen one process trains on the "
         "same batches. Do they end up with the same weights?\n"
     )
-    from distlab.runner import Cluster, RunnerError
+    from distlab.ranks import new_cluster
+    from distlab.runner import RunnerError
     from distlab.training import library
     from distlab.training.proof import ACCURACY_FLOOR
 
@@ -58,7 +59,7 @@ def demo_library(
         say(f"  epoch {epoch + 1:>2}   training loss {loss:.4f}")
 
     try:
-        with Cluster(preload=library.PRELOADS) as cluster:
+        with new_cluster(preload=library.PRELOADS) as cluster:
             result = library.train_on_ranks(
                 cluster, world_size, epochs or _EPOCHS, code, on_epoch
             )

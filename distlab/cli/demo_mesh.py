@@ -48,7 +48,8 @@ def demo_mesh(
         "the second run,\nthey hold the same layers and take half of the samples. Do "
         "both runs have the\nsame losses as a single process?\n"
     )
-    from distlab.runner import Cluster, RunnerError
+    from distlab.ranks import new_cluster
+    from distlab.runner import RunnerError
     from distlab.training.mesh import LAYOUTS, PRELOADS, MeshConfig
     from distlab.training.mesh_code import UnfinishedError, choose_units
 
@@ -60,7 +61,7 @@ def demo_mesh(
         warn(f"{error}; to run the reference's code for it: `{use}`")
         return 1
     say(*_whose(units))
-    with Cluster(preload=PRELOADS) as cluster:
+    with new_cluster(preload=PRELOADS) as cluster:
         cluster.start(wait=False)
         alone = _alone(config, say, quiet=as_json)
         results: Results = {}

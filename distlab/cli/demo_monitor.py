@@ -52,7 +52,8 @@ def search(
             "",
         )
         show([("plain", line) for line in lines])
-    from distlab.runner import Cluster, RunnerError
+    from distlab.ranks import new_cluster
+    from distlab.runner import RunnerError
     from distlab.walkthroughs import phase4, phase4_rank
 
     try:
@@ -61,7 +62,7 @@ def search(
         warn(f"{error}; run `{command('check --phase 4')}` to see what's missing")
         return 1, {}
     seed = random.randrange(1 << 30) if seed is None else seed
-    with Cluster(preload=(phase4_rank.__name__,)) as cluster:
+    with new_cluster(preload=(phase4_rank.__name__,)) as cluster:
         try:
             done = phase4.search(
                 cluster,

@@ -275,11 +275,11 @@ def _symptoms(
     """
     from distlab.grading.grade import Grader
     from distlab.grading.report import lines_of
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
 
     task = curriculum.task(target.entry.task)
     sign = waiting(f"checking {task.number} in the broken file")
-    with sign, Cluster() as cluster:
+    with sign, new_cluster() as cluster:
         grader = Grader(curriculum, cluster, code=str(target.path), seed=1)
         verdict = grader.grade([task]).tasks[0]
         told = bare(verdict)

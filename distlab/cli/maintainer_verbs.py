@@ -84,6 +84,14 @@ def mutants(
             min=0.1, help="Stop starting new entries after this many minutes."
         ),
     ] = math.inf,
+    sample: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Grade only this many entries for each clause, and as many right "
+            "solutions for each task; 0 grades all.",
+        ),
+    ] = 0,
     readme: Annotated[
         bool,
         typer.Option("--readme", help="Only update the table of counts in the README."),
@@ -104,6 +112,7 @@ def mutants(
         touched=touched,
         stamp=stamp,
         minutes=minutes,
+        sample=sample,
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from distlab.cli.screen import show, show_json
 from distlab.curriculum import Curriculum, Task, load_curriculum
+from distlab.curriculum.path import is_judged_here
 
 if TYPE_CHECKING:
     from distlab.grading.catalogue import Entry
@@ -29,6 +31,7 @@ def mutants(
     touched: bool = False,
     stamp: bool = False,
     minutes: float = math.inf,
+    sample: int = 0,
 ) -> int:
     """Grade the catalogue; return 0 if each entry was judged as it expects, else 1.
 
@@ -36,7 +39,11 @@ def mutants(
     have a recorded reason why it may survive. With `touched`, grade every entry of the
     units that have changed since `stamp` recorded them as right, and one entry of each
     other unit. After `minutes`, we start no more entries; with this limit, we mix the
-    tasks' entries.
+    tasks' entries. With `sample`, grade at most this many entries for each clause, and
+    as many right ones for each task.
+
+    The catalogue states the verdicts of real ranks, so with DISTLAB_RANKS=simulated we
+    compare simulated ranks with them. We leave out tasks that these can't judge.
 
     Raises:
         ValueError: an unknown phase, nothing to grade, or a catalogue that is broken.
@@ -46,19 +53,20 @@ def mutants(
     from distlab.grading.mutants import judge
     from distlab.grading.verified import stamp as note_what_is_right
     from distlab.grading.verified import touched as touched_of
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
 
     curriculum = load_curriculum()
     catalogue = read_catalogue(curriculum)
     entries = _chosen(curriculum, catalogue, phase, only)
     if touched:
         entries = touched_of(curriculum, entries)
+    entries, not_here = _judged_here(curriculum, _sampled(entries, sample))
     if math.isfinite(minutes):
         entries.sort(key=lambda entry: zlib.crc32(entry.id.encode()))
     reasons = read_reasons(curriculum) if generated else {}
     mutations = _mutations(curriculum, phase, only) if generated else []
     outcomes: list[Outcome] = []
-    with Cluster() as cluster:
+    with new_cluster() as cluster:
         in_time = _until(time.monotonic() + 60 * minutes, entries)
         results = judge(curriculum, cluster, in_time, None if as_json else _tell_about)
         if generated:
@@ -67,12 +75,15 @@ def mutants(
     left = len(entries) - len(results)
     if as_json:
         report = _as_json(results, outcomes if generated else None)
-        show_json({**report, "not_played": left})
+        show_json({**report, "not_played": left, "not_judged": not_here})
     else:
         show(_summary(curriculum, results, outcomes))
         if left:
             over = f"{minutes:g} minutes are over"
             show([("fail", f"{left} entries not graded: {over}")])
+        if not_here:
+            tasks = ", ".join(not_here)
+            show([("plain", f"not judged on simulated ranks: {tasks}")])
     both: list[EntryResult | Outcome] = [*results, *outcomes]
     if stamp:
         played = {result.entry.id: result.is_right for result in results}
@@ -82,6 +93,26 @@ def mutants(
     if any(result.status == "error" for result in both):
         return HARNESS
     return ALL if all(result.is_right for result in both) else NOT_ALL
+
+
+def _sampled(entries: Sequence[Entry], count: int) -> list[Entry]:
+    """Choose `count` entries of each clause by a hash of their names; 0 means all."""
+    taken: Counter[tuple[str, str]] = Counter()
+    chosen = set()
+    for entry in sorted(entries, key=lambda entry: zlib.crc32(entry.id.encode())):
+        taken[entry.task, entry.clause] += 1
+        if not count or taken[entry.task, entry.clause] <= count:
+            chosen.add(entry.id)
+    return [entry for entry in entries if entry.id in chosen]
+
+
+def _judged_here(
+    curriculum: Curriculum, entries: Sequence[Entry]
+) -> tuple[list[Entry], list[str]]:
+    """Return the entries of tasks that our ranks can judge, and the other tasks."""
+    here = {task.id for task in curriculum.tasks if is_judged_here(task)}
+    others = dict.fromkeys(entry.task for entry in entries if entry.task not in here)
+    return [entry for entry in entries if entry.task in here], list(others)
 
 
 def _until(end_s: float, entries: Sequence[Entry]) -> Iterator[Entry]:

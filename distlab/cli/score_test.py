@@ -73,10 +73,13 @@ def score_test(name: str = "", *, file: str = "", as_json: bool = False) -> int:
         show([("plain", f"write your tests in {shown(path)}"), ("dim", f"  {again}")])
         return NOT_STARTED
     from distlab.grading.written_tests import read_tests, score
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
 
     tests = read_tests(unit, path)
-    with waiting(f"running {shown(path)}", quiet=as_json) as sign, Cluster() as cluster:
+    with (
+        waiting(f"running {shown(path)}", quiet=as_json) as sign,
+        new_cluster() as cluster,
+    ):
         scored = score(
             curriculum,
             cluster,

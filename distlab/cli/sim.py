@@ -184,14 +184,15 @@ def simulated(
     Raises:
         ValueError: the ranks don't fit, or the code can't be simulated.
     """
-    from distlab.runner import Cluster, Limits
+    from distlab.ranks import new_cluster
+    from distlab.runner import Limits
     from distlab.simulated.play import simulate_target
 
     for n in worlds:
         require_room(n, settings["num_bytes"])
     limits = Limits(seconds=WALL_S, memory_bytes=2 * MEMORY_GIB << 30)
     rows = []
-    with Cluster() as cluster:
+    with new_cluster() as cluster:
         for n in worlds:
             done = cluster.run(
                 simulate_target,

@@ -66,11 +66,12 @@ class Tour:
         """Show all screens, or only the last one to learners who return."""
         if not self._skips():
             self._your_machine()
-            from distlab.runner import Cluster, RunnerError
+            from distlab.ranks import new_cluster
+            from distlab.runner import RunnerError
             from distlab.training.digits import PRELOADS
 
             try:
-                with Cluster(preload=PRELOADS) as cluster:
+                with new_cluster(preload=PRELOADS) as cluster:
                     cluster.start(wait=False)  # while they read, it imports torch
                     ask(_NEXT)
                     self._four_processes(cluster)

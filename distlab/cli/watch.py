@@ -30,6 +30,7 @@ from distlab.grading import FAILED, ClauseVerdict, Report, TaskVerdict
 from distlab.grading.preflight import look_at
 from distlab.grading.report import lines_of
 from distlab.paths import shown
+from distlab.ranks import new_cluster
 from distlab.runner import Cluster, RunCancelledError
 from distlab.tutor.last_run import timeline_path
 
@@ -48,7 +49,7 @@ def watch(name: str = "", *, worlds: Sequence[int] = (), as_json: bool = False) 
     """
     curriculum = own_course()
     chosen(curriculum, Progress(curriculum.root), [name] if name else [])
-    with Cluster() as cluster, pressed_keys() as next_key:
+    with new_cluster() as cluster, pressed_keys() as next_key:
         cluster.start(wait=False)
         session = _Session(name, cluster, next_key, worlds=worlds, as_json=as_json)
         saves = _saves(session.files())

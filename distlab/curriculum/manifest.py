@@ -25,6 +25,8 @@ class Task:
     """One step to take. `number` is its place on the path, `id` never changes.
 
     `kind` is "plan" (a pure function), "move" (messages), "hide" (cost) or "use".
+    `processes` says what each rank needs a process of its own for; only real ranks can
+    then judge the task.
     """
 
     number: str
@@ -39,6 +41,7 @@ class Task:
     kind: str = "move"
     stretch: bool = False  # off the path: for whoever wants more
     time_limit_s: float = 10.0
+    processes: str = ""
     excused: dict[str, str] = field(default_factory=dict)  # standing clause → reason
 
     @property
@@ -276,6 +279,7 @@ def _task(data: dict[str, Any]) -> Task:
         kind=_value(data, "kind", str, "move"),
         stretch=_flag(data, "stretch"),
         time_limit_s=float(_value(data, "time_limit_s", int | float, 10)),
+        processes=_value(data, "processes", str, ""),
         excused=_value(data, "excused", dict, {}),
     )
 

@@ -9,6 +9,7 @@ from distlab.curriculum.manifest import Curriculum, Task
 from distlab.curriculum.progress import Progress
 from distlab.curriculum.regions import functions_of
 from distlab.curriculum.units import SourceError, read_source
+from distlab.runner.kind import ranks_kind
 
 
 def passed_tasks(curriculum: Curriculum, progress: Progress) -> set[str]:
@@ -74,9 +75,18 @@ def following(
     return next(iter(later or left), None)
 
 
+def is_judged_here(task: Task) -> bool:
+    """Return False if a task needs real ranks, and this machine has simulated ones."""
+    return not task.processes or ranks_kind() == "real"
+
+
 def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:
-    """The tasks of the path that have not passed; once all have, the stretch ones."""
-    left = [task for task in curriculum.tasks if task.id not in passed]
+    """The tasks of the path that have not passed; once all have, the stretch ones.
+
+    Those that can't be judged on this system are no part of it.
+    """
+    here = filter(is_judged_here, curriculum.tasks)
+    left = [task for task in here if task.id not in passed]
     return [task for task in left if not task.stretch] or left
 
 

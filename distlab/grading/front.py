@@ -17,7 +17,11 @@ from distlab.grading.preflight import graded_files
 from distlab.grading.remember import record
 from distlab.grading.report import lines_of, plain
 from distlab.grading.verdict import INTERRUPTED, TaskVerdict
-from distlab.runner import Cluster
+from distlab.ranks import new_cluster
+
+
+class NotJudgedHereError(Exception):
+    """A task needs ranks that this system doesn't have; the message says for what."""
 
 
 class PhaseFront:
@@ -26,7 +30,7 @@ class PhaseFront:
     def __init__(self, phase: int, test_file: str) -> None:
         self._curriculum = load_curriculum(find_root(Path(test_file)))
         self._phase = self._curriculum.phase(phase)
-        self._cluster = Cluster()
+        self._cluster = new_cluster()
         self._grader = Grader(self._curriculum, self._cluster)
 
     def __enter__(self) -> PhaseFront:
@@ -52,10 +56,16 @@ class PhaseFront:
         return graded_files(self._curriculum, tasks, "mine")
 
     def failure(self, task_id: str) -> str:
-        """The verdict on a task that has not passed; empty if it has."""
+        """The verdict on a task that has not passed; empty if it has.
+
+        Raises:
+            NotJudgedHereError: the task needs ranks that this system doesn't have.
+        """
         report = self._grader.grade([self._curriculum.task(task_id)])
         verdict = report.tasks[0]
         self._keep(verdict)
+        if verdict.status == "not_judged":
+            raise NotJudgedHereError(verdict.message)
         return "" if verdict.status == "pass" else plain(lines_of(verdict))
 
     def main(self) -> int:

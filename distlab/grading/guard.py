@@ -23,6 +23,7 @@ from typing import Any
 from distlab.grading import landlock
 from distlab.paths import parents_of
 from distlab.runner import RankContext
+from distlab.runner.own_folder import own_folder
 
 MAX_FORKS = 32  # by one rank and everything it forked
 MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
@@ -80,7 +81,7 @@ def install(
         return
     # Made before the hook is on, because the hook is called for imports too.
     guard = _Guard(course, secrets, doors)
-    tempfile.tempdir = os.getcwd()  # beside the course it might not be read back
+    tempfile.tempdir = own_folder()  # beside the course it might not be read back
     _start_no_program()
     landlock.hold(secrets)
     sys.addaudithook(guard.hook)
@@ -138,7 +139,7 @@ class _Guard:
         self._course, self._secrets = course, secrets
         self._doors = frozenset(doors)
         # A rank may do in its own folder as it likes, wherever that was made.
-        self._own = [os.path.realpath(os.getcwd())]
+        self._own = [own_folder()]
         self._run = os.path.dirname(self._own[0])
         self._above = {above for path in secrets for above in parents_of(path)}
         # A pipe of tokens: every fork takes one, whichever process it is made by.

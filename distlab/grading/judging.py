@@ -31,11 +31,11 @@ def judge(
             tell(verdict)
         return Report(code=code, seed=0, tasks=verdicts)
     sign(f"checking {tasks[0].number}")  # torch alone takes a second
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
 
     units = {task.unit for task in tasks}
     preload = [n for unit in sorted(units) for n in curriculum.units[unit].preload]
-    with Cluster() as cluster:
+    with new_cluster() as cluster:
         cluster.warm(*preload)
         cluster.start(wait=False)  # it imports all that while we import torch
         from distlab.grading.grade import Grader

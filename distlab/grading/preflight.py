@@ -13,6 +13,7 @@ from distlab.curriculum import (
     path_of,
     read_source,
 )
+from distlab.curriculum.path import is_judged_here
 from distlab.curriculum.regions import functions_of
 from distlab.grading.static_checks import flaw_in, not_a_def
 from distlab.grading.verdict import HALF_DONE, ClauseVerdict, TaskVerdict
@@ -89,9 +90,18 @@ def look_at(
     if flaw:
         return _all_failed(verdict, task, flaw), None
     unfinished = sorted(name for name, (how, _) in states.items() if how != "started")
-    return verdict, Ready(
-        source=source, reference=reference, unfinished=tuple(unfinished)
-    )
+    ready = Ready(source=source, reference=reference, unfinished=tuple(unfinished))
+    return _if_judged_here(verdict, task, ready)
+
+
+def _if_judged_here(
+    verdict: TaskVerdict, task: Task, ready: Ready
+) -> tuple[TaskVerdict, Ready | None]:
+    """What `look_at` gives, unless simulated ranks cannot judge the task."""
+    if is_judged_here(task):
+        return verdict, ready
+    message = f"this system can't judge it: {task.processes} needs real ranks (Linux)"
+    return replace(verdict, status="not_judged", message=message), None
 
 
 def graded_files(curriculum: Curriculum, tasks: Sequence[Task], code: str) -> list[str]:

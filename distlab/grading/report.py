@@ -43,6 +43,9 @@ def _lines(verdict: TaskVerdict) -> list[tuple[str, str]]:
             ("dim", f"{verdict.number} {_state_of(verdict)}"),
             ("plain", f"{_INDENT}{verdict.place}"),
         ]
+    if verdict.status == "not_judged":
+        lines = _wrap(f"{verdict.number} NOT JUDGED  {verdict.message}")
+        return [("dim", line) for line in lines]
     if verdict.status == "error":
         head = f"{verdict.number} HARNESS ERROR, not your fault: {verdict.message}"
         return [("fail", line) for line in _wrap(head)]
@@ -67,6 +70,8 @@ def _one_line(verdict: TaskVerdict) -> str:
         half = verdict.message.startswith(HALF_DONE)
         state = verdict.message if half else "not started"
         return f"{head} {state}: {verdict.place}"
+    if verdict.status == "not_judged":
+        return f"{head} {verdict.message}"
     failure = verdict.first_failure()
     clause = f" {failure.id}" if failure and failure.kind else ""
     kind = (failure.kind if failure else "") or "NOT YET"

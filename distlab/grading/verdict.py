@@ -11,10 +11,11 @@ if TYPE_CHECKING:  # the words alone must not cost the import of torch
     from distlab.runner.autopsy import Evidence
 
 ClauseStatus = Literal["pass", "fail", "skip"]
-TaskStatus = Literal["pass", "fail", "not_started", "error"]
+TaskStatus = Literal["pass", "fail", "not_started", "not_judged", "error"]
 
-PASS, FAILED, USAGE, NOT_STARTED, HARNESS, INTERRUPTED = 0, 1, 2, 10, 11, 130
-"""Exit codes; of several tasks the gravest counts: 11 before 1 before 10 before 0."""
+PASS, FAILED, USAGE, NOT_STARTED, HARNESS, NOT_JUDGED = 0, 1, 2, 10, 11, 12
+INTERRUPTED = 130
+"""Exit codes; of several tasks the gravest counts: 11, 1, 10, 12, and then 0."""
 
 STANDING = {
     "S1": "costs no more than the reference: bytes, collectives, computation",
@@ -216,13 +217,15 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 1 something failed, 10 something not started, 11 harness error."""
+        """0 pass, 1 a task failed, 10 not started, 11 harness error, 12 not judged."""
         statuses = {task.status for task in self.tasks}
         if "error" in statuses:
             return HARNESS
         if "fail" in statuses:
             return FAILED
-        return NOT_STARTED if "not_started" in statuses else PASS
+        if "not_started" in statuses:
+            return NOT_STARTED
+        return NOT_JUDGED if "not_judged" in statuses else PASS
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON object."""

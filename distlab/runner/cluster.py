@@ -28,6 +28,7 @@ from distlab.runner.wire import decode
 from distlab.runner.zygote_protocol import send_request
 
 BOOT = Path(__file__).with_name("boot.py")
+ZYGOTE = "distlab.runner.zygote"
 START_LIMIT_S = 120.0  # importing torch from a cold disk can take long
 
 
@@ -266,8 +267,9 @@ class Cluster:
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         with theirs:
+            descriptor = str(theirs.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-P", BOOT, str(theirs.fileno()), *self._preload],
+                [sys.executable, "-P", BOOT, ZYGOTE, descriptor, *self._preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +24,31 @@ class Limits:
 
 def cap_memory(extra_bytes: int) -> None:
     """Hold this process to `extra_bytes` of private memory beyond what it has now."""
-    if not Path("/proc/self/status").exists():
-        return  # no private-memory limit to be had here (macOS)
-    used = _private_bytes()
-    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used + extra_bytes
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
+    if not has_memory_limits():
+        return
+    import resource
+
+    limit = _data_limit(extra_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def has_memory_limits() -> bool:
+    """Return True where the system limits a process's private memory: on Linux."""
+    return sys.platform.startswith("linux") and Path("/proc/self/status").exists()
+
+
+def _data_limit(extra_bytes: int) -> int:
+    import resource
+
+    limit = _private_bytes() + extra_bytes
+    _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
 
 
 def cap_files() -> None:
     """Have this process write no file larger than 1 GiB: nobody's disk is endless."""
+    import resource
+
     _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = GIB if hard == resource.RLIM_INFINITY else min(GIB, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -45,12 +45,18 @@ class SimComm(FastExchange):
     """
 
     def __init__(
-        self, group: Group, rank: int, limit_s: float, traffic: Traffic | None = None
+        self,
+        group: Group,
+        rank: int,
+        limit_s: float,
+        traffic: Traffic | None = None,
+        *,
+        local_rank: int | None = None,
     ) -> None:
         super().__init__(group, rank, traffic)
         self._limit_s = limit_s
         self._num_groups = 0
-        self._local_rank = rank
+        self._local_rank = rank if local_rank is None else local_rank
         self._refuse = Refusals(rank, len(group.members))
         self._groups: list[SimComm] = []
         self._out: dict[tuple[int, int], Route] = {}  # by peer and tag
@@ -69,7 +75,7 @@ class SimComm(FastExchange):
 
     @property
     def local_rank(self) -> int:
-        """Implement `Comm.local_rank`; all simulated ranks are on one machine."""
+        """Implement `Comm.local_rank`."""
         return self._local_rank
 
     @property
@@ -267,8 +273,13 @@ class SimComm(FastExchange):
             return None
         shared = self.group.subgroup(key, members)
         number = members.index(self._rank)
-        group = SimComm(shared, number, self._limit_s, self._traffic)
-        group._local_rank = self._local_rank
+        group = SimComm(
+            shared,
+            number,
+            self._limit_s,
+            self._traffic,
+            local_rank=self._local_rank,
+        )
         self._groups.append(group)
         return group
 

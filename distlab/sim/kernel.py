@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from distlab.sim.carriers import Carrier, RankEnded, Strand
 from distlab.sim.generators import Generators, make_generators
@@ -93,6 +94,7 @@ class Kernel:
     """The clock, the events and the turns of one simulated run.
 
     With `can_move`, a call inside backward() on a greenlet ends the run with MustMove.
+    With `hide`, the torch modes of a rank don't see what the kernel computes meanwhile.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class Kernel:
         *,
         can_move: bool = False,
         generators: Generators | None = None,
+        hide: bool = False,
     ) -> None:
+        self._hide = hide
         self.now_ps = 0
         self.current: Fiber | None = None
         self.ran_last: Fiber | None = None  # when the run came to its end
@@ -338,7 +342,11 @@ class Kernel:
         following: Fiber | None = None
         self.at_work = True
         try:
-            following = self._next()
+            if self._hide:
+                with _disable_current_modes():
+                    following = self._next()
+            else:
+                following = self._next()
             if following is fiber:
                 return
             self.generators.take(fiber.numbers)

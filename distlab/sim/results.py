@@ -99,6 +99,9 @@ class Setup:
     services: Mapping[str, Factory]
     belongings: Callable[[], Generators] | None = None
     on_output: Callable[[int, str], None] | None = None
+    ranks_per_node: int = 0  # for their local ranks; 0: all are on one node
+    hide: bool = False  # what the kernel computes, from the torch modes of ranks
+    times_out: bool = False  # at `wall_limit_s`, return a run instead of raising
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_RANKS:

@@ -48,6 +48,9 @@ def run(
     services: Mapping[str, Factory] | None = None,
     belongings: Callable[[], Generators] | None = None,
     on_output: Callable[[int, str], None] | None = None,
+    ranks_per_node: int = 0,
+    hide: bool = False,
+    times_out: bool = False,
 ) -> SimRun:
     """Run `program(context, *args)` on `world_size` simulated ranks to its end.
 
@@ -69,7 +72,10 @@ def run(
     take no memory. `isolate` gives each rank its own environment (with RANK, LOCAL_RANK
     and WORLD_SIZE in it) and its own numbers from `random` and `numpy.random`. We break
     off a run after `wall_limit_s` seconds by the wall clock, or if one rank runs for
-    `turn_limit_s` without a call that waits, for example in an endless loop.
+    `turn_limit_s` without a call that waits, for example in an endless loop. With
+    `times_out`, we then return a run whose outcome is "timeout". Local ranks count from
+    0 on each node of `ranks_per_node`; 0 puts all ranks on one node. With `hide`, a
+    dispatch mode in which a rank runs sees only what that rank computes.
 
     `services` are nodes that aren't ranks: each name comes with a function that creates
     the service, and ranks call it by that name. Faults can name services, and also
@@ -101,6 +107,9 @@ def run(
         services=services or {},
         belongings=belongings,
         on_output=on_output,
+        ranks_per_node=ranks_per_node,
+        hide=hide,
+        times_out=times_out,
     )
     tell = on_report or (lambda rank, value: None)
     if carrier != "auto":

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from distlab.comm import ByteMeter, Comm, Event, Journal, Traffic
@@ -36,6 +35,8 @@ from distlab.sim.services import Services
 from distlab.sim.store import Shelf, SimStore
 from distlab.sim.surroundings import (
     OutOfTime,
+    RankDied,
+    TimeIsUpError,
     environment_by_rank,
     output_by_rank,
     wall_limit,
@@ -58,6 +59,7 @@ class Simulation:
         self._kernel = Kernel(
             make_carrier(carrier),
             can_move=can_move,
+            hide=setup.hide,
             generators=setup.belongings()
             if setup.belongings
             else make_generators(lazy=lazy, every=setup.isolate),
@@ -90,6 +92,7 @@ class Simulation:
         self._outages = Outages(self._kernel, self._services, self._die, self._revive)
         self._program: Callable[[RankRecord], Callable[[], None]]
         self._done_s = 0.0
+        self._time_is_up: TimeIsUpError | None = None
         self._over = False
 
     def run(self, program: Callable[..., Any], args: tuple[Any, ...]) -> SimRun:
@@ -98,7 +101,7 @@ class Simulation:
         Raises:
             MustMove: this run isn't possible on greenlets.
             DrewLate: this run isn't possible with lazy generators.
-            RunnerError: the wall clock ran out.
+            TimeIsUpError: the wall clock ran out, and the setup doesn't allow for it.
         """
         setup = self._setup
         self._program = lambda record: self._main(
@@ -110,8 +113,15 @@ class Simulation:
                 for name in setup.services:
                     self._services.start(name)
                 self._outages.plan(setup.faults)
-                with wall_limit(self._kernel, setup.wall_limit_s, setup.turn_limit_s):
-                    self._kernel.run(mains, setup.seed, self._late_ps())
+                try:
+                    with wall_limit(
+                        self._kernel, setup.wall_limit_s, setup.turn_limit_s
+                    ):
+                        self._kernel.run(mains, setup.seed, self._late_ps())
+                except TimeIsUpError as error:
+                    if not setup.times_out:
+                        raise
+                    self._time_is_up = error
                 result = self._conclude()
             finally:
                 self._over = True
@@ -161,11 +171,13 @@ class Simulation:
         return f"; {lost[0]}{more}" if lost else ""
 
     def _context(self, record: RankRecord) -> RankContext:
-        traffic = Traffic()
+        traffic, per_node = Traffic(), self._setup.ranks_per_node
+        local_rank = record.rank % per_node if per_node else record.rank
+        place = (self._world, record.rank, self._limit_s)
         if not self._setup.journal or self._setup.payload == "size":
-            comm: Comm = SimComm(self._world, record.rank, self._limit_s, traffic)
+            comm: Comm = SimComm(*place, traffic, local_rank=local_rank)
         else:  # as on real ranks: what looks through the layers finds the same ones
-            comm = SimComm(self._world, record.rank, self._limit_s)
+            comm = SimComm(*place, local_rank=local_rank)
             comm = ByteMeter(comm, traffic)
 
         def tell(event: Event) -> None:
@@ -183,10 +195,15 @@ class Simulation:
     def _handed(self, record: RankRecord, comm: Comm, traffic: Traffic) -> RankContext:
         rank = record.rank
         factor = self._setup.faults.straggler.get(rank, 1.0)
+
+        def report(value: Any) -> None:
+            record.marks.append(len(record.journal))
+            self._on_report(rank, value)
+
         return RankContext(
             comm=comm,
             traffic=traffic,
-            report=partial(self._on_report, rank),
+            report=report,
             clock=SimClock(self._world, factor),
             store=SimStore(self._services, self._shelf, rank),
             endpoint=SimEndpoint(self._services, rank, tuple(self._setup.services)),
@@ -220,6 +237,10 @@ class Simulation:
             value = _called(program, context, own)
         except (RankEnded, OutOfTime, KeyboardInterrupt):
             raise  # the run is over; the user at the keyboard means us, not a rank
+        except RankDied as death:
+            record.status, record.exit_status = "died", death.status
+            record.failed_s = self._kernel.now_s
+            self._world.reap(record.rank)
         except BaseException as error:
             record.error = error_record(raised(error))
             record.status, record.failed_s = "raised", self._kernel.now_s
@@ -241,8 +262,12 @@ class Simulation:
                 if any(need.one_is_enough for need in fiber.needs):
                     any_of.add(fiber.rank)
                 record = self._records[fiber.rank]
+                if not fiber.needs:  # it ran when the time was up, or was about to
+                    continue
                 record.status = "waiting"
                 record.waiting = _blocked_in(record) or _seen_from_outside(fiber)
+        if self._time_is_up and self._kernel.ran_last:
+            self._records[self._kernel.ran_last.rank].stack = self._time_is_up.frames
         conditions, wires = self._conditions, self._wires
         return SimRun(
             world_size=len(self._records),
@@ -250,8 +275,8 @@ class Simulation:
             ranks=tuple(self._records),
             seconds=self._done_s if not waits_for else self._kernel.now_s,
             limit_s=self._limit_s,
-            waits_for=waits_for,
-            cycle=find_knot(waits_for, any_of),
+            waits_for={} if self._time_is_up else waits_for,
+            cycle=() if self._time_is_up else find_knot(waits_for, any_of),
             trace=Trace(self._trace),
             carrier=self._carrier,
             lost=tuple(conditions.lost) if conditions else (),
@@ -263,6 +288,8 @@ class Simulation:
         )
 
     def _outcome(self, waits_for: dict[int, tuple[int, ...]]) -> Outcome:
+        if self._time_is_up:
+            return "timeout"
         if any(record.status == "died" for record in self._records):
             return "died"
         if any(record.status == "raised" for record in self._records):

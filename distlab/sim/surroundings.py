@@ -25,6 +25,28 @@ class OutOfTime(BaseException):
     """Raised in the rank that is running when the wall clock has run out."""
 
 
+class RankDied(BaseException):
+    """Raise it in a rank in place of what would end its process.
+
+    `status` is the exit status as `waitpid` gives it.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class TimeIsUpError(RunnerError):
+    """The wall clock ran out; `frames` are where the running rank was, as (file, line).
+
+    They begin with the outermost.
+    """
+
+    def __init__(self, message: str, frames: tuple[tuple[str, int], ...]) -> None:
+        super().__init__(message)
+        self.frames = frames
+
+
 class _ByRank(MutableMapping[bytes, bytes]):
     """The variables of the rank that runs, or those of the process outside ranks."""
 
@@ -132,8 +154,7 @@ def wall_limit(
     while no other rank gets a turn. We check this four times in each such period.
 
     Raises:
-        RunnerError: the time was up; the message has the rank that was running and its
-            line.
+        TimeIsUpError: the message has the rank that was running and its line.
     """
     if limit_s is None and turn_limit_s is None:
         yield
@@ -153,7 +174,8 @@ def wall_limit(
     try:
         yield
     except OutOfTime as error:
-        raise RunnerError(why[0] + _where(kernel, error)) from None
+        frames = _frames(error)
+        raise TimeIsUpError(why[0] + _where(kernel, frames), frames) from None
     finally:
         over.set()
         watcher.join()
@@ -182,10 +204,14 @@ def _time_is_up(
     return ""
 
 
-def _where(kernel: Kernel, error: OutOfTime) -> str:
+def _frames(error: BaseException) -> tuple[tuple[str, int], ...]:
     frames, step = [], error.__traceback__
     while step is not None:
         frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
         step = step.tb_next
-    fiber, at = kernel.ran_last, place(own_frame(tuple(frames)))
+    return tuple(frames)
+
+
+def _where(kernel: Kernel, frames: tuple[tuple[str, int], ...]) -> str:
+    fiber, at = kernel.ran_last, place(own_frame(frames))
     return f"; rank {fiber.rank} was at {at}" if fiber and at else ""

@@ -37,12 +37,13 @@ def run_ddp_simulation(
         ValueError: a number is impossible, so no process was started.
     """
     config = _config(world_size, epochs, batch_size, lr)
-    from distlab.runner import Cluster, RunnerError
+    from distlab.ranks import new_cluster
+    from distlab.runner import RunnerError
     from distlab.training.ddp import train
     from distlab.training.ddp_code import choose_units
 
     try:
-        with Cluster() as cluster:
+        with new_cluster() as cluster:
             result = train(cluster, config, None, choose_units(("reference",)))
     except RunnerError as error:
         return _outcome("failed", str(error), {})
@@ -66,13 +67,14 @@ def compare_ddp_vs_single(
         ValueError: a number is impossible, so no process was started.
     """
     config = _config(world_size, epochs, batch_size, lr)
-    from distlab.runner import Cluster, RunnerError
+    from distlab.ranks import new_cluster
+    from distlab.runner import RunnerError
     from distlab.training.ddp import compare, train, train_alone
     from distlab.training.ddp_code import choose_units
 
     units = choose_units(("reference",))
     try:
-        with Cluster() as cluster:
+        with new_cluster() as cluster:
             ranks = train(cluster, config, None, units)
             single = train_alone(cluster, config, None, units)
     except RunnerError as error:

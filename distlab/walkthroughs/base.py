@@ -19,7 +19,8 @@ from distlab.grading.harness import (
     off_limits,
     perform,
 )
-from distlab.runner import Cluster, Limits, Run
+from distlab.ranks import new_cluster
+from distlab.runner import Limits, Run
 from distlab.runner.rank import name_of
 from distlab.sim import AlphaBeta, SimRun, run_apart
 
@@ -33,7 +34,7 @@ class Ranks:
     def __init__(self, phase: int, preload: tuple[str, ...]) -> None:
         self._phase = phase
         self._curriculum = load_curriculum()
-        self._cluster = Cluster(preload=preload)
+        self._cluster = new_cluster(preload=preload)
         self._cluster.start(wait=False)
 
     def close(self) -> None:

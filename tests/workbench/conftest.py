@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from distlab.ranks import new_cluster
 from distlab.runner import Cluster
 from tests.workbench.course import ROOT, Course
 from tests.workbench.golden import Golden
@@ -49,7 +50,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Ranks for everybody; its zygote starts at the first run."""
-    with Cluster(preload=("tests.workbench.conformance.programs",)) as ranks:
+    with new_cluster(preload=("tests.workbench.conformance.programs",)) as ranks:
         yield ranks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import signal
@@ -154,6 +155,13 @@ def loops(ctx: RankContext) -> None:
         while True:
             pass  # THE LINE OF THE LOOP
     ctx.comm.recv(torch.zeros(1), HAS_A_DUTY)
+
+
+def crashes(ctx: RankContext) -> None:
+    ctx.comm.barrier()
+    if ctx.rank == HAS_A_DUTY:
+        faulthandler._sigsegv()  # type: ignore[attr-defined]
+    ctx.comm.barrier()
 
 
 def ring_of_sends(ctx: RankContext) -> None:

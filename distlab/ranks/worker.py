@@ -1,0 +1,308 @@
+"""The process that plays all ranks of a run on the simulator, one run after another.
+
+It reads one request per line and writes one record per line (see runner/wire.py):
+
+    preload                     → ready                      modules are imported
+    run, the job                → report, value, value, …    while ranks run
+                                → run                        how it ended
+
+Real ranks each have their own process, and the process ends with the run. Here ranks
+are threads, so we swap what belongs to a process whenever another rank continues
+(`OwnProcess`), and put back what a run has changed when it is over. A call that would
+end the process, such as os._exit, ends the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import mmap
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+
+from distlab.ranks.lines import GRACE_S, PLACE, STACKS
+from distlab.runner import Limits, RankContext
+from distlab.runner.limits import cap_memory
+from distlab.runner.own_folder import share
+from distlab.runner.rank import resolve
+from distlab.runner.wire import decode, encode
+from distlab.sim.generators import (
+    Generators,
+    OneGenerator,
+    SeveralGenerators,
+    pythons,
+    torchs,
+)
+from distlab.sim.results import SimRun
+from distlab.sim.run import run as simulate
+from distlab.sim.surroundings import RankDied
+
+_UNITS = "distlab_units"
+_SLEEP = time.sleep
+_WORLDS = 2
+"""How many times a rank's memory all ranks get together, and what earlier runs left."""
+
+_CLOCKS: dict[int, Any] = {}
+"""The virtual clock of each rank, by its thread."""
+
+
+class OwnProcess:
+    """What one rank finds in the process when it continues."""
+
+    def __init__(self, folder: str, environment: MutableMapping[bytes, bytes]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.units: dict[str, ModuleType] = {}
+        self.dtype = torch.float32
+
+
+class Process:
+    """Swaps what belongs to a process, as `Generators` swap random numbers."""
+
+    word: Any = None
+    seen_word = -1
+    anyone_drew = True
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._home, self._seed = folder, seed
+        self._outside = OwnProcess(os.getcwd(), _environment())
+        self._folder = self._outside.folder
+
+    def own(self, seed: int) -> OwnProcess:
+        """See `Generators.own`."""
+        folder = self._home / f"rank{seed - self._seed}"
+        folder.mkdir(exist_ok=True)
+        return OwnProcess(str(folder), dict(_environment()))
+
+    def begin(self, own: OwnProcess) -> None:
+        """See `Generators.begin`."""
+        self.put(own)
+
+    def put(self, own: OwnProcess) -> None:
+        """See `Generators.put`."""
+        if own.folder != self._folder:
+            os.chdir(own.folder)
+            self._folder = own.folder
+        environment: Any = os.environ
+        environment._data = own.environment
+        sys.modules.update(own.units)
+        if own.dtype != torch.get_default_dtype():
+            torch.set_default_dtype(own.dtype)
+
+    def take(self, own: OwnProcess) -> None:
+        """See `Generators.take`."""
+        own.folder = self._folder = os.getcwd()
+        own.environment = _environment()
+        own.units = {name: sys.modules.pop(name) for name in _units()}
+        own.dtype = torch.get_default_dtype()
+
+    def restore(self) -> None:
+        """See `Generators.restore`."""
+        for name in _units():
+            del sys.modules[name]
+        self.put(self._outside)
+
+
+def _environment() -> MutableMapping[bytes, bytes]:
+    environment: Any = os.environ
+    return environment._data  # type: ignore[no-any-return]
+
+
+def _units() -> list[str]:
+    """The names of learners' modules, of which each rank has its own."""
+    return [name for name in list(sys.modules) if name.startswith(_UNITS)]
+
+
+class Worker:
+    """Answers the requests of one parent until it hangs up."""
+
+    def __init__(self, requests: BinaryIO, answers: BinaryIO, folder: Path) -> None:
+        self._requests, self._answers = requests, answers
+        self._folder = folder
+        with (folder / PLACE).open("w+b") as file:
+            file.truncate(1)
+            self._place = mmap.mmap(file.fileno(), 1)
+        self._stacks = (folder / STACKS).open("w")
+        self._is_capped = False
+        self._writing = threading.Lock()  # a rank's own threads may report too
+
+    def serve(self) -> None:
+        """Answer until the parent hangs up."""
+        for line in self._requests:
+            request = decode(line)
+            if request["k"] == "preload":
+                _preload(request["modules"])
+                self._say({"k": "ready"})
+            else:
+                self._play(request)
+
+    def _say(self, record: dict[str, Any]) -> None:
+        line = encode(record)
+        with self._writing:
+            self._answers.write(line)
+            self._answers.flush()
+
+    def _play(self, job: dict[str, Any]) -> None:
+        home = self._folder / "ranks"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        program = _found(job["program"])  # imports take time that isn't the program's
+        self._stacks.seek(0)
+        self._stacks.truncate()
+        faulthandler.enable(self._stacks, all_threads=False)
+        faulthandler.dump_traceback_later(
+            job["seconds"] + GRACE_S, file=self._stacks, exit=True
+        )
+        limits = Limits(
+            seconds=job["seconds"],
+            output_bytes=job["output_bytes"],
+            journal_events=job["journal_events"],
+        )
+        if not self._is_capped:  # the guard lets nobody do it a second time
+            self._is_capped = True
+            cap_memory(_WORLDS * job["memory_bytes"])
+        with _as_before():
+            done = simulate(
+                partial(self._live, program),
+                job["world_size"],
+                *job["args"],
+                limits=limits,
+                on_report=self._report,
+                seed=job["seed"],
+                carrier="threads",
+                trace=False,
+                wall_limit_s=job["seconds"],
+                hide=True,
+                times_out=True,
+                ranks_per_node=job["ranks_per_node"],
+                belongings=partial(_belongings, home, job["seed"]),
+            )
+        faulthandler.cancel_dump_traceback_later()
+        self._say({"k": "run", **_facts(done)})
+
+    def _live(
+        self, program: Callable[..., Any], context: RankContext, *args: Any
+    ) -> None:
+        self._place[0] = context.rank
+        _CLOCKS[threading.get_ident()] = context.clock
+        value = program(context, *args)
+        # As it is now: another rank may get hold of the same tensor.
+        self._say({"k": "value", "rank": context.rank, "value": value})
+
+    def _report(self, rank: int, value: Any) -> None:
+        self._say({"k": "report", "rank": rank, "value": value})
+
+
+def _found(name: str) -> Callable[..., Any]:
+    """The program of that name, or one that fails on each rank as it does here."""
+    try:
+        return resolve(name)
+    except Exception as error:
+        return partial(_fail, error)
+
+
+def _fail(error: Exception, *_: Any) -> NoReturn:
+    raise error
+
+
+def _belongings(home: Path, seed: int) -> Generators:
+    numbers = [OneGenerator(source, lazy=False) for source in (torchs(), pythons())]
+    return SeveralGenerators([*numbers, Process(home, seed)])
+
+
+def _facts(done: SimRun) -> dict[str, Any]:
+    ranks = [
+        {**vars(record), "error": asdict(record.error) if record.error else None}
+        for record in done.ranks
+    ]
+    return {
+        "ranks": ranks,
+        "outcome": done.outcome,
+        "waits_for": done.waits_for,
+        "cycle": done.cycle,
+    }
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Put back what a program may change in this process and a later one would see."""
+    threads, state = torch.get_num_threads(), random.getstate()
+    exact = torch.are_deterministic_algorithms_enabled()
+    path = list(sys.path)
+    try:
+        yield
+    finally:
+        _CLOCKS.clear()
+        sys.path[:] = path
+        random.setstate(state)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(exact)
+
+
+def _preload(modules: list[str]) -> None:
+    for name in modules:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
+
+
+def _sleep(seconds: float) -> None:
+    """In a rank, let virtual time pass, so that the others continue meanwhile."""
+    clock = _CLOCKS.get(threading.get_ident())
+    if clock is None:
+        _SLEEP(seconds)
+    else:
+        clock.sleep(seconds)
+
+
+def _end_rank(status: int) -> NoReturn:
+    raise RankDied(status)
+
+
+def _take_over() -> None:
+    """Replace what would stop or end this process by what does so to a rank."""
+    here, kill = os.getpid(), os.kill
+
+    def kill_rank(pid: int, number: int) -> None:
+        if pid != here or threading.get_ident() not in _CLOCKS:
+            kill(pid, number)
+        elif number:
+            _end_rank(number)
+
+    replaced: dict[str, Any] = {
+        "_exit": lambda code: _end_rank((code & 0xFF) << 8),
+        "abort": lambda: _end_rank(signal.SIGABRT),
+        "kill": kill_rank,
+    }
+    for name, function in replaced.items():
+        setattr(os, name, function)
+    setattr(time, "sleep", _sleep)  # noqa: B010 - to mypy it is fixed
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the parent; the only argument is our folder."""
+    (folder,) = arguments
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # ranks have no keyboard
+    os.close(nothing)
+    os.dup2(2, 1)  # what C code prints is not for the parent
+    share(str(Path(folder) / "ranks"))
+    worker = Worker(requests, answers, Path(folder))
+    _take_over()
+    worker.serve()

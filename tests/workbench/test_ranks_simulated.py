@@ -1,0 +1,136 @@
+"""Simulated ranks end as real ones do, and a program can't take the workbench along.
+
+The same programs run on both sides; see also DISTLAB_RANKS=simulated distlab mutants.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distlab.curriculum import load_curriculum
+from distlab.grading.grade import Grader
+from distlab.grading.mutants import judge
+from distlab.grading.preflight import look_at
+from distlab.ranks import new_cluster
+from distlab.ranks.simulated import NotHereError, SimulatedCluster
+from distlab.runner import Cluster, Limits, Run
+from distlab.runner.kind import VARIABLE, ranks_kind
+from tests.workbench.conformance import misbehaviour as programs
+
+ON_REAL_RANKS_ONLY = 11  # of the course's 90 tasks
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[SimulatedCluster]:
+    """Simulated ranks for everybody."""
+    with SimulatedCluster(preload=(programs.__name__,)) as cluster:
+        yield cluster
+
+
+def ends(run: Run) -> list[Any]:
+    """What must be the same on both sides."""
+    # How long a rank had waited is the one thing that differs.
+    errors = [r.error and (r.error.type, r.error.message[:20]) for r in run.ranks]
+    calls = [[(e["k"], e.get("op")) for e in r.journal] for r in run.ranks]
+    status = [(record.status, record.exit_status) for record in run.ranks]
+    return [run.outcome, status, run.values, errors, calls, run.cycle]
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        (programs.hello,),
+        (programs.give_back, (1, 2), {3: "x"}),
+        (programs.one_raises,),
+        (programs.all_raise,),
+        (programs.leaves, 3),
+        (programs.exits_politely,),
+        (programs.ring_of_sends,),
+        (programs.skips_the_barrier,),
+        (programs.kills_itself, "SIGKILL"),
+    ],
+    ids=lambda called: str(called[0].__name__),
+)
+def test_a_run_ends_as_on_real_ranks(
+    cluster: Cluster, simulated: SimulatedCluster, called: tuple[Any, ...]
+) -> None:
+    program, *args = called
+    assert ends(simulated.run(program, 2, *args)) == ends(
+        cluster.run(program, 2, *args)
+    )
+
+
+def test_ranks_have_their_own_folders_and_numbers(simulated: SimulatedCluster) -> None:
+    folders = simulated.run(programs.own_folder, 2).require_finished().values
+    assert len(set(folders)) == 2
+    numbers = simulated.run(programs.random_numbers, 2, seed=3).require_finished()
+    assert numbers.values[0] != numbers.values[1]
+    again = simulated.run(programs.random_numbers, 2, seed=3)
+    assert again.values == numbers.values
+
+
+def test_a_loop_is_broken_off_and_shown(simulated: SimulatedCluster) -> None:
+    run = simulated.run(programs.loops, 2, limits=Limits(seconds=0.5))
+    assert run.outcome == "timeout"
+    assert [record.status for record in run.ranks] == ["waiting", "running"]
+    assert any(file.endswith("misbehaviour.py") for file, _ in run.ranks[1].stack)
+    assert simulated.run(programs.hello, 2).outcome == "finished"
+
+
+def test_a_crash_ends_the_worker_alone(simulated: SimulatedCluster) -> None:
+    run = simulated.run(programs.crashes, 2)
+    assert (run.outcome, run.ranks[1].status) == ("died", "died")
+    assert run.ranks[1].exit_status == signal.SIGSEGV
+    assert any(file.endswith("misbehaviour.py") for file, _ in run.ranks[1].stack)
+    assert simulated.run(programs.hello, 2).outcome == "finished"
+
+
+def test_what_needs_a_process_is_refused(simulated: SimulatedCluster) -> None:
+    with pytest.raises(NotHereError):
+        simulated.run(programs.hello, 2, may_die=(1,))
+
+
+def test_the_environment_chooses_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert ranks_kind() == "real"
+    monkeypatch.setenv(VARIABLE, "simulated")
+    with new_cluster() as cluster:
+        assert isinstance(cluster, SimulatedCluster)
+    monkeypatch.setenv(VARIABLE, "imagined")
+    with pytest.raises(ValueError, match=r"\bimagined\b"):
+        new_cluster()
+
+
+# ── verdicts ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_verdict_is_the_same(
+    simulated: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One right and one wrong solution; the whole catalogue: distlab mutants."""
+    from distlab.grading.catalogue import read_catalogue
+
+    monkeypatch.setenv(VARIABLE, "simulated")
+    curriculum = load_curriculum()
+    task = curriculum.task("1.1")
+    report = Grader(curriculum, simulated, code="reference", seed=0).grade([task])
+    assert (report.tasks[0].message, report.exit_code) == ("", 0)
+    wrong = [entry for entry in read_catalogue(curriculum) if entry.id == "CO01"]
+    assert [found.is_right for found in judge(curriculum, simulated, wrong)] == [True]
+
+
+def test_tasks_that_need_processes_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    curriculum = load_curriculum()
+    others = [task for task in curriculum.tasks if task.processes]
+    assert len(others) == ON_REAL_RANKS_ONLY
+    monkeypatch.setenv(VARIABLE, "simulated")
+    verdict, ready = look_at(curriculum, others[0], "reference")
+    assert (verdict.status, ready) == ("not_judged", None)
+    monkeypatch.setenv(VARIABLE, "real")
+    assert look_at(curriculum, others[0], "reference")[1] is not None
