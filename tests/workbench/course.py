@@ -56,6 +56,9 @@ def keep_warm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `distlab check` in this process use ranks that are already warm."""
 
     class Warm:
+        def __init__(self, **_: object) -> None:
+            pass
+
         def __enter__(self) -> Cluster:
             return cluster
 

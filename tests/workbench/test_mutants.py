@@ -195,6 +195,9 @@ def run_on(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Callable[..., N
     """Let the command see these entries, and the tests' warm cluster."""
 
     class Lent:
+        def __init__(self, **_: object) -> None:
+            pass
+
         def __enter__(self) -> Cluster:
             return cluster
 
@@ -241,7 +244,7 @@ def test_command_gives_the_json_of_the_figures(
     assert command.mutants(as_json=True, phase=1) == 0
     report = json.loads(capsys.readouterr().out)
     (mutant,), (accept,) = report["mutants"], report["accepts"]
-    assert set(report) == {"mutants", "accepts", "not_played"}
+    assert set(report) == {"mutants", "accepts", "not_played", "not_judged"}
     assert report["not_played"] == 0
     assert mutant.pop("seconds") > 0
     assert mutant == {
