@@ -1,5 +1,5 @@
 # Everything here runs in .venv, which the first command that needs it sets up with
-# `python -m venv`, pip and distlab/install.py. Written for GNU make 3.81 (macOS) too.
+# `python -m distlab setup`. Written for GNU make 3.81 (macOS) too.
 
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -143,28 +143,15 @@ nodes: .venv/.ready  ## time a step between two nodes at 100 Mbit, in six ways
 soak: .venv/.ready  ## check that the reference passes 20 times under CPU load
 	@$(PY) benchmarks/soak.py --times 20
 
-# install.py exits with 1 when pip gave up before it wrote anything: the environment is
-# as good as before. Anything else, Ctrl-C above all, leaves .unfinished behind, and the
-# next make starts from an empty environment (pip's cache spares the downloads).
-.venv/.ready: pyproject.toml distlab/install.py
+# After anything that may leave an environment half done, Ctrl-C above all, this starts
+# from an empty one (pip's cache spares the downloads).
+.venv/.ready: pyproject.toml distlab/install.py distlab/set_up.py
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "There is no $(PYTHON) here; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); distlab needs Python 3.11 or newer."; \
 	  echo "Name a newer one: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-	  echo "$(PYTHON) cannot make virtual environments."; \
-	  echo "On Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@if [ ! -x $(PY) ] || [ -e .venv/.unfinished ] || \
-	    [ "$$(cat .venv/.ready 2>/dev/null)" != "$(CURDIR)" ]; then \
-	  echo "environment: an empty one in .venv (a few seconds)"; \
-	  said=$$($(PYTHON) -m venv --clear .venv 2>&1) || { echo "$$said"; exit 1; }; \
-	fi
-	@touch .venv/.unfinished; \
-	$(PY) distlab/install.py; code=$$?; \
-	if [ $$code -le 1 ]; then rm .venv/.unfinished; fi; \
-	if [ $$code -eq 0 ]; then echo "$(CURDIR)" > .venv/.ready; fi; \
-	exit $$code
+	@$(PYTHON) -m distlab setup
 
 .venv/.ready-dev: .venv/.ready
 	@$(PY) distlab/install.py --extras dev

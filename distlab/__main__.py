@@ -13,6 +13,10 @@ def main() -> None:
     import signal
 
     try:
+        if sys.argv[1:2] == ["setup"]:  # it needs nothing at all
+            from distlab.set_up import set_up
+
+            sys.exit(set_up(sys.argv[2:]))
         if sys.argv[1:2] == ["run"]:  # it needs nothing but torch
             from distlab.run.__main__ import main as run_script
 

@@ -5,7 +5,8 @@ A script for a fresh virtual environment, before anything is installed:
     python -m venv .venv
     .venv/bin/python distlab/install.py [--torch auto|cpu|default] [--extras dev]
 
-It uses the standard library only. Two decisions are made here and nowhere else. On
+`python -m distlab setup` makes that environment first, see set_up.py. This file
+uses the standard library only. Two decisions are made here and nowhere else. On
 Linux the plain torch wheel brings gigabytes of CUDA, so a Linux machine without an
 NVIDIA GPU gets PyTorch's small CPU build. And whoever has told pip where wheels come
 from (a mirror, a folder of wheels) has decided already: only there do we look for one.
@@ -37,6 +38,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 WISHES = ("auto", "cpu", "default")
+COURSE = ("course",)  # the extras that a clone is always installed with
 
 # Exit codes. The Makefile keeps an environment after REFUSED, where pip gave up before
 # it wrote anything, and rebuilds it after the others.
@@ -207,18 +209,33 @@ def has_nvidia_gpu(
 
 
 def torch_requirement(pyproject: Path) -> str:
-    """The line of ``pyproject.toml`` that says which torch we need."""
+    """The line of ``pyproject.toml``, or of a wheel, that says which torch we need."""
     import tomllib  # here, so that an older Python reaches the sentence about its age
 
     try:
-        with pyproject.open("rb") as file:
-            needs = tomllib.load(file)["project"]["dependencies"]
+        if pyproject.is_file():
+            with pyproject.open("rb") as file:
+                needs = tomllib.load(file)["project"]["dependencies"]
+        else:
+            needs = importlib.metadata.requires("distlab") or []  # from a wheel
         return next(str(n) for n in needs if re.match(r"torch\b(?!-)", n))
-    except (OSError, tomllib.TOMLDecodeError, KeyError, StopIteration) as error:
+    except (OSError, ValueError, LookupError, StopIteration, ImportError) as error:
         raise InstallError(
             f"{pyproject} does not say which torch distlab needs"
             f" ({type(error).__name__}); is this a whole checkout?"
         ) from error
+
+
+def is_clone() -> bool:
+    """Whether this file is in a clone; a wheel has no ``pyproject.toml``."""
+    return (ROOT / "pyproject.toml").is_file()
+
+
+def target(extras: Sequence[str], *, clone: bool) -> list[str]:
+    """What pip is to install: the clone, or what an installed wheel needs."""
+    wanted = [*COURSE, *extras] if clone else list(extras)
+    named = f"[{','.join(wanted)}]" if wanted else ""
+    return ["-e", f".{named}"] if clone else [f"distlab{named}"]
 
 
 def installed_torch() -> str | None:
@@ -233,9 +250,12 @@ def installed_torch() -> str | None:
 
 
 def install(
-    plan: TorchPlan, *, wanted: str, extras: Sequence[str], pip: Pip, say: Say
+    plan: TorchPlan, *, wanted: str, target: Sequence[str], pip: Pip, say: Say
 ) -> int:
-    """Carry out a plan with the given pip; returns the exit code."""
+    """Carry out a plan with the given pip; returns the exit code.
+
+    ``target`` are the arguments of ``pip install`` for distlab itself.
+    """
     minutes = "about a minute" if plan.torch in {"cpu", "keep"} else "1 to 5 minutes"
     small = None
     if plan.torch == "cpu":
@@ -261,9 +281,9 @@ def install(
         if failure is not None:
             return _give_up(result, failure, say)
         minutes = "about a minute"
-    target = ".[" + ",".join(extras) + "]" if extras else "."
-    say(f"distlab: pip install -e {target}, with the libraries it needs ({minutes})")
-    result = pip(["install", "-e", target])
+    named = " ".join(target)
+    say(f"distlab: pip install {named}, with the libraries it needs ({minutes})")
+    result = pip(["install", *target])
     failure = _explain(result)
     return OK if failure is None else _give_up(result, failure, say)
 
@@ -300,11 +320,13 @@ _FAILURES = (
     ),
     _Failure(
         r"externally-managed-environment",
-        "This Python belongs to the operating system; run `make`, which makes .venv.",
+        "This Python belongs to the operating system; to make .venv, run `make` or"
+        " `python -m distlab setup`.",
     ),
     _Failure(
         r"Permission denied",
-        "This environment is not yours to write to; run `make`, which makes .venv.",
+        "This environment is not yours to write to; to make .venv, run `make` or"
+        " `python -m distlab setup`.",
     ),
     _Failure(
         r"name resolution|Name or service not known|nodename nor servname|getaddrinfo"
@@ -359,7 +381,7 @@ def real_pip(arguments: Sequence[str]) -> PipResult:
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
     started = time.monotonic()
     # A file and not a pipe: nothing has to be read while we wait.
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryDirectory() as folder, _at(folder).open("wb") as output:
         child = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -373,18 +395,21 @@ def real_pip(arguments: Sequence[str]) -> PipResult:
                     code = child.wait(HEARTBEAT_S)
                     break
                 except subprocess.TimeoutExpired:
-                    doing = activity(_lines(output.fileno())) or "still at it"
+                    doing = activity(_lines(_at(folder))) or "still at it"
                     _say(f"  {time.monotonic() - started:.0f} s: {doing}")
         except BaseException:
             child.terminate()  # Ctrl-C has reached pip too, unless only we were told
             child.wait()
             raise
-        return PipResult(code, _lines(output.fileno()))
+        return PipResult(code, _lines(_at(folder)))
 
 
-def _lines(file: int) -> list[str]:
-    # By its position: to seek would move the place at which pip writes.
-    text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+def _at(folder: str) -> Path:
+    return Path(folder) / "pip.txt"
+
+
+def _lines(file: Path) -> list[str]:
+    text = file.read_text(encoding="utf-8", errors="replace")
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -434,7 +459,9 @@ def _run(argv: Sequence[str] | None) -> int:
             f"This is Python {platform.python_version()}; distlab needs 3.11 or newer."
         )
     if importlib.util.find_spec("pip") is None:
-        raise InstallError("This Python has no pip; run `make`, which brings one.")
+        raise InstallError(
+            "This Python has no pip; `make` or `python -m distlab setup` brings one."
+        )
     wanted = torch_requirement(ROOT / "pyproject.toml")
     plan = choose_torch(
         read_wish(options.torch, os.environ),
@@ -448,7 +475,9 @@ def _run(argv: Sequence[str] | None) -> int:
     code = install(
         plan,
         wanted=wanted,
-        extras=[extra for extra in options.extras.split(",") if extra],
+        target=target(
+            [extra for extra in options.extras.split(",") if extra], clone=is_clone()
+        ),
         pip=shown_pip if options.dry_run else real_pip,
         say=_say,
     )
@@ -465,7 +494,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(str(error))
         return USAGE
     except KeyboardInterrupt:
-        _say("Stopped by you; `make` starts over cleanly.")
+        _say("Stopped by you; run it again to start over cleanly.")
         return INTERRUPTED
     except OSError as error:
         _say(f"The set-up could not run: {error}.")

@@ -518,6 +518,25 @@ def doctor(
 
 
 @verb(panel=MORE)
+def setup(
+    torch: Annotated[
+        str, typer.Option(help="Which build of torch: auto, cpu, or pip's default.")
+    ] = "auto",
+    extras: Annotated[
+        str, typer.Option(help="Extras of pyproject.toml, separated by commas.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the commands of pip.")
+    ] = False,
+) -> int:
+    """Set up a clone's .venv, as make does, or install what an installed one lacks."""
+    # `python -m distlab setup` comes here only from Python: see __main__.py.
+    from distlab.set_up import set_up
+
+    return set_up(["--torch", torch, "--extras", extras] + ["--dry-run"] * dry_run)
+
+
+@verb(panel=MORE)
 def reset(
     unit: Annotated[
         str, typer.Argument(help="The unit to reset, such as collectives.")

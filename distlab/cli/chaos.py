@@ -173,7 +173,7 @@ def write_docs(source: Path) -> int:
     """
     from distlab.chaos.kept import read_report
     from distlab.chaos.report import from_data, markdown
-    from distlab.cli.fetched import need_a_clone
+    from distlab.cli.own_course import need_a_clone
     from distlab.curriculum import find_root
 
     need_a_clone("chaos --docs")

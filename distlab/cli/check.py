@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from distlab.cli.fetched import own_course
 from distlab.cli.optional import offer
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.cli.trace import keep_timeline
 from distlab.curriculum import (

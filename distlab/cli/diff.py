@@ -7,7 +7,7 @@ import shutil
 import sys
 from itertools import zip_longest
 
-from distlab.cli.fetched import own_course
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
     Curriculum,

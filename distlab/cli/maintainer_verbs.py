@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from distlab.cli.bench import names as benchmarks
-from distlab.cli.fetched import need_a_clone
+from distlab.cli.own_course import need_a_clone
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.")

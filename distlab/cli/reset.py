@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from shlex import quote
 
-from distlab.cli.fetched import keep_beside, own_course, replace_whole
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import show
 from distlab.curriculum import CurriculumError, make_template
+from distlab.curriculum.fetched import keep_beside, replace_whole
 from distlab.paths import shown
 
 

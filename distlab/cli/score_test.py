@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distlab.cli.fetched import own_course
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import command, show, show_json, waiting, warn, wrapped
 from distlab.curriculum import (
     Curriculum,

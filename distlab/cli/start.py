@@ -11,7 +11,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from distlab.cli.fetched import fetch_here, own_course
+from distlab.cli.own_course import own_course
 from distlab.cli.prompt import QuitError, ask, offer_editor, say, title
 from distlab.cli.screen import command, show, warn
 from distlab.curriculum import (
@@ -19,6 +19,7 @@ from distlab.curriculum import (
     Progress,
     ProgressUnavailableError,
 )
+from distlab.curriculum.fetched import fetch_here
 from distlab.curriculum.path import current_task, passed_tasks
 from distlab.grading.preflight import look_at
 from distlab.paths import shown

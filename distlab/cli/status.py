@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from distlab.cli.fetched import own_course
 from distlab.cli.optional import offer
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import command, show
 from distlab.curriculum import Curriculum, Progress, Task
 from distlab.curriculum.manifest import Route

@@ -5,13 +5,7 @@ If the course came from a wheel, all other files are renewed first.
 
 from __future__ import annotations
 
-from distlab.cli.fetched import (
-    is_fetched,
-    keep_beside,
-    own_course,
-    renew,
-    replace_whole,
-)
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import show
 from distlab.curriculum import (
     Curriculum,
@@ -23,6 +17,12 @@ from distlab.curriculum import (
     read_source,
 )
 from distlab.curriculum.carry import Carried, carry, is_current
+from distlab.curriculum.fetched import (
+    is_fetched,
+    keep_beside,
+    renew,
+    replace_whole,
+)
 from distlab.paths import shown
 
 

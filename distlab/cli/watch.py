@@ -18,9 +18,9 @@ from distlab.cli.check import (
     remember,
     what_helps,
 )
-from distlab.cli.fetched import own_course
 from distlab.cli.hint import hint
 from distlab.cli.keys import pressed_keys
+from distlab.cli.own_course import own_course
 from distlab.cli.screen import command, show, waiting
 from distlab.cli.trace import keep_timeline, open_page
 from distlab.curriculum import Progress, Task, load_curriculum

@@ -5,8 +5,10 @@ The environment borrows the other libraries, torch above all, from the one we ru
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PHASE_1 = "phase1_data_parallel"
 HANGS = """\
 import torch
 import torch.distributed as dist
@@ -35,6 +38,10 @@ for name in ("collectives", "monitoring", "drill"):
     text = unit.solution(course.root).read_text(encoding="utf-8")
     unit.template(course.root).write_text(text, encoding="utf-8")
 """
+CHECK = """\
+import sys
+!{sys.executable} -m distlab check 1.1 1.2 1.3
+"""
 PYTEST = """\
 import pytest
 import torch.distributed as dist
@@ -45,7 +52,24 @@ def test_rank():
 """
 
 
-class Installed:
+class Environment:
+    """An environment without distlab, which borrows all other libraries from ours."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=True)
+        self.python = folder / "bin" / "python"
+        self.libraries = Path(self.capture("import sysconfig", "purelib"))
+        # The .pth file that points to the clone isn't read in a folder added like this.
+        places = [path for path in sys.path if Path(path).name == "site-packages"]
+        borrowed = self.libraries / "borrowed.pth"
+        borrowed.write_text("\n".join(places), encoding="utf-8")
+
+    def capture(self, line: str, path: str) -> str:
+        code = f"{line}; print(sysconfig.get_path({path!r}))"
+        return subprocess.check_output([self.python, "-c", code], text=True).strip()
+
+
+class Installed(Environment):
     """distlab in an environment of its own; commands run in a folder elsewhere."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,13 +78,7 @@ class Installed:
         (self.sdist,) = (folder / "dist").glob("*.tar.gz")
         (self.wheel,) = (folder / "dist").glob("*.whl")  # built from the sdist
         built = time.monotonic()
-        venv.create(folder / "env", with_pip=True)
-        self.python = folder / "env" / "bin" / "python"
-        self.libraries = Path(self.capture("import sysconfig", "purelib"))
-        # The .pth file that points to the clone isn't read in a folder added like this.
-        places = [path for path in sys.path if Path(path).name == "site-packages"]
-        borrowed = self.libraries / "borrowed.pth"
-        borrowed.write_text("\n".join(places), encoding="utf-8")
+        super().__init__(folder / "env")
         pip = [self.python, "-m", "pip", "install", "--no-deps", "--no-index"]
         run([*pip, self.wheel], folder)
         self.folder = folder / "elsewhere"
@@ -70,10 +88,6 @@ class Installed:
             f"{self.sdist.stat().st_size / 2**20:.1f} MiB, built in "
             f"{built - began:.0f} s, installed in {time.monotonic() - built:.0f} s"
         )
-
-    def capture(self, line: str, path: str) -> str:
-        code = f"{line}; print(sysconfig.get_path({path!r}))"
-        return subprocess.check_output([self.python, "-c", code], text=True).strip()
 
     def distlab(self, *arguments: str, into: str = "") -> tuple[int, str]:
         command = [self.python.with_name("distlab"), *arguments]
@@ -183,3 +197,25 @@ def test_a_course_without_a_clone(installed: Installed) -> None:
     assert code == 0, said
     for arguments in (["status"], ["hint", "1.4"], ["diff", "1.1"], ["update"]):
         assert installed.distlab(*arguments, into="course")[0] == 0
+
+
+def test_a_notebook_on_its_own(installed: Installed, tmp_path: Path) -> None:
+    """As in Colab: nothing is installed, and the wheel lies beside the notebook."""
+    env = Environment(tmp_path / "env")
+    notebook = json.loads((ROOT / PHASE_1 / "walkthrough.ipynb").read_text("utf-8"))
+    first = next(c for c in notebook["cells"] if c["cell_type"] == "code")
+    solve = {**first, "id": "solve", "source": FILL}
+    check = {**first, "id": "check", "source": CHECK}
+    notebook["cells"] = [first, solve, check, *notebook["cells"]]
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    shutil.copy(installed.wheel, folder)
+    (folder / "lab.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    began = time.monotonic()
+    convert = ["-m", "nbconvert", "--execute", "--to=notebook", "--output=run.ipynb"]
+    run([env.python, *convert, "lab.ipynb"], folder)
+    cells = json.loads((folder / "run.ipynb").read_text("utf-8"))["cells"]
+    print(f"\nthe notebook ran in {time.monotonic() - began:.0f} s")
+    said = "".join("".join(output["text"]) for output in cells[2]["outputs"])
+    assert re.findall(r"(1\.\d) PASS", said) == ["1.1", "1.2", "1.3"]
+    assert (folder / "distlab-course" / PHASE_1 / "template_collectives.py").is_file()

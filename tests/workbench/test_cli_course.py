@@ -262,7 +262,7 @@ def test_a_reset_that_fails_changes_nothing(
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("distlab.cli.fetched.os.replace", full)
+    monkeypatch.setattr("distlab.curriculum.fetched.os.replace", full)
     named = rf"{here.template().name}.*{os.strerror(28)}"
     with pytest.raises(CurriculumError, match=named):
         reset("collectives")

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from distlab.cli import fetched
-from distlab.cli.fetched import RECORD, fetch_here, need_a_clone, own_course, renew
+from distlab.cli import own_course as verbs
+from distlab.cli.own_course import need_a_clone, own_course
 from distlab.cli.update import update
 from distlab.curriculum import (
     CurriculumError,
     Progress,
+    fetched,
     find_root,
     installed_course,
     load_curriculum,
     manifest,
     progress,
 )
+from distlab.curriculum.fetched import RECORD, fetch_here, renew
 from distlab.curriculum.pristine import template_files
+from distlab.walkthroughs import folder as notebooks
+from distlab.walkthroughs.folder import enter_course
 from tests.workbench.course import EXCHANGE, FIRST, PHASES, ROOT, filled
 
 NOTEBOOK = Path(PHASES[0]) / "walkthrough.ipynb"
@@ -39,7 +44,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(ROOT / name, bundled / name, ignore=unwanted)
     for name in ("curriculum.toml", "GLOSSARY.md"):
         shutil.copy(ROOT / name, bundled)
-    for module in (manifest, progress, fetched):
+    for module in (manifest, progress, fetched, verbs, notebooks):
         monkeypatch.setattr(module, "BUNDLED", bundled)
     monkeypatch.delenv("DISTLAB_STATE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -153,3 +158,36 @@ def test_the_wheel_brings_every_phase_and_all_data_of_distlab() -> None:
         assert phase.folder in options["only-include"]
         assert options["sources"][phase.folder] == f"distlab/course/{phase.folder}"
         assert f"tests/test_phase{phase.number}.py" in options["only-include"]
+
+
+# ── notebooks on their own ──────────────────────────────────────────────────────────
+
+
+def first_code_cell(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    found = next(cell for cell in cells if cell["cell_type"] == "code")
+    assert found["outputs"] == []
+    return "".join(found["source"])
+
+
+def test_all_notebooks_begin_alike() -> None:
+    (cell,) = {first_code_cell(ROOT / name / "walkthrough.ipynb") for name in PHASES}
+    assert "enter_course()" in cell
+    exec(cell, {})  # in a course, it changes nothing
+    assert find_root() == ROOT
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_notebook_in_colab_goes_to_the_drive(
+    wheel: Path, tmp_path: Path, *, mounted: bool
+) -> None:
+    colab = tmp_path / "content"
+    above = colab / "drive" / "MyDrive" if mounted else colab
+    above.mkdir(parents=True)
+    enter_course(colab)
+    assert Path.cwd() == above / "distlab-course"
+    assert (Path.cwd() / TEMPLATE).is_file()
+    (Path.cwd() / TEMPLATE).write_text("# mine")
+    os.chdir(tmp_path / "mine")
+    enter_course(colab)  # the next session
+    assert (Path.cwd() / TEMPLATE).read_text() == "# mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from distlab import install
 from distlab.install import CPU_INDEX, PipResult, TorchPlan, choose_torch
+from distlab.set_up import set_up
 from tests.workbench.golden import Golden
 
 WANTED = "torch>=2.11,<2.15"
@@ -126,6 +128,79 @@ def test_the_range_is_read_from_pyproject(tmp_path: Path) -> None:
         install.torch_requirement(file)
 
 
+def test_a_wheel_says_what_it_needs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["rich", "torch>=9"])
+    assert install.torch_requirement(tmp_path / "pyproject.toml") == "torch>=9"
+    assert install.target(["notebook"], clone=False) == ["distlab[notebook]"]
+
+
+# ── the environment of a clone ──────────────────────────────────────────────────────
+
+
+class Commands:
+    """Plays `python -m venv` and install.py, whose exit codes it is given."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes, self.made, self.installed = list(codes), 0, [""]
+
+    def __call__(self, command: Sequence[str]) -> tuple[int, str]:
+        if "venv" in command:
+            self.made += 1
+            folder = Path(command[-1])
+            shutil.rmtree(folder, ignore_errors=True)
+            (folder / "bin").mkdir(parents=True)
+            (folder / "bin" / "python").touch()
+            return 0, ""
+        self.installed = list(command[2:])
+        return self.codes.pop(0), ""
+
+
+def test_setup_starts_over_unless_the_environment_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+
+    def made(*codes: int) -> tuple[int, int]:
+        commands = Commands(*codes)
+        code = set_up(["--extras", "dev"], tmp_path, commands)
+        assert commands.installed == ["--extras", "dev"]
+        return code, commands.made
+
+    assert made(install.HALF_DONE) == (install.HALF_DONE, 1)
+    assert made(install.OK) == (install.OK, 1)  # what was half done is thrown away
+    assert made(install.REFUSED) == (install.REFUSED, 0)  # pip has changed nothing
+    assert made(install.OK) == (install.OK, 0)
+    (tmp_path / ".venv" / ".ready").write_text("/somewhere/else\n")  # moved
+    assert made(install.INTERRUPTED) == (install.INTERRUPTED, 1)
+    assert made(install.OK) == (install.OK, 1)
+    # The Makefile compares it with the folder.
+    assert (tmp_path / ".venv" / ".ready").read_text() == f"{tmp_path}\n"
+
+
+def test_setup_finds_the_python_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    used: list[str] = []
+
+    def run(command: Sequence[str]) -> tuple[int, str]:
+        (tmp_path / ".venv").mkdir(exist_ok=True)
+        used.append(command[0])
+        return 0, ""
+
+    assert set_up((), tmp_path, run, windows=True) == 0
+    assert used[-1] == str(tmp_path / ".venv" / "Scripts" / "python.exe")
+
+
+def test_setup_needs_nothing_installed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "distlab", "setup", "--help"],
+        cwd=SCRIPT.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--torch" in done.stdout
+
+
 class FakePip:
     """Answers each run with the next result and keeps what it was asked."""
 
@@ -143,7 +218,7 @@ def do(plan: str, pip: FakePip, extras: Sequence[str] = ()) -> tuple[int, list[s
     code = install.install(
         TorchPlan(plan, "because"),
         wanted=WANTED,
-        extras=extras,
+        target=install.target(extras, clone=True),
         pip=pip,
         say=said.append,
     )
@@ -155,7 +230,7 @@ def test_the_cpu_build_comes_first_and_from_its_index() -> None:
     code, said = do("cpu", pip)
     assert code == 0
     assert pip.asked[0][:4] == ["install", WANTED, "--index-url", CPU_INDEX]
-    assert pip.asked[1] == ["install", "-e", "."]
+    assert pip.asked[1] == ["install", "-e", ".[course]"]
     assert len(said) == 2  # one line before each step
 
 
@@ -164,7 +239,7 @@ def test_otherwise_pip_is_left_alone(plan: str) -> None:
     pip = FakePip(PipResult(0))
     code, _ = do(plan, pip, ["dev"])
     assert code == 0
-    assert pip.asked == [["install", "-e", ".[dev]"]]
+    assert pip.asked == [["install", "-e", ".[course,dev]"]]
 
 
 UNREACHABLE = (
@@ -182,7 +257,10 @@ def test_an_index_that_does_not_help_is_said_and_pip_decides(
     pip = FakePip(PipResult(1, lines), PipResult(1), PipResult(0))
     code, said = do("cpu", pip)
     assert code == 0
-    assert pip.asked[1:] == [["index", "versions", "torch"], ["install", "-e", "."]]
+    assert pip.asked[1:] == [
+        ["index", "versions", "torch"],
+        ["install", "-e", ".[course]"],
+    ]
     assert sum(CPU_INDEX in line for line in said) == 1
 
 
@@ -195,7 +273,10 @@ def test_a_small_build_among_pips_own_sources_is_taken(plan: str) -> None:
     pip = FakePip(*first, PipResult(0, [LISTED]), PipResult(0), PipResult(0))
     code, _ = do(plan, pip)
     assert code == 0
-    assert pip.asked[-2:] == [["install", "torch==2.13.0+cpu"], ["install", "-e", "."]]
+    assert pip.asked[-2:] == [
+        ["install", "torch==2.13.0+cpu"],
+        ["install", "-e", ".[course]"],
+    ]
 
 
 @pytest.mark.parametrize("listed", [PipResult(1), PipResult(0, ["torch (2.14.1)"])])
@@ -203,7 +284,7 @@ def test_without_a_small_build_pip_decides(listed: PipResult) -> None:
     pip = FakePip(listed, PipResult(0))
     code, _ = do("small", pip)
     assert code == 0
-    assert pip.asked[-1] == ["install", "-e", "."]
+    assert pip.asked[-1] == ["install", "-e", ".[course]"]
 
 
 def test_a_small_build_that_fails_ends_the_installation() -> None:
@@ -269,7 +350,7 @@ def script(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_the_script_shows_what_it_would_do() -> None:
     done = script("--dry-run", "--extras", "dev")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert '-e ".[dev]"' in done.stdout
+    assert '-e ".[course,dev]"' in done.stdout
     assert done.stderr == ""
 
 

@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from distlab.cli.screen import command, warn
-from distlab.curriculum import (
+from distlab.curriculum.manifest import (
     BUNDLED,
-    Curriculum,
     CurriculumError,
     find_root,
     installed_course,
@@ -43,43 +41,6 @@ class Renewed:
     written: list[Path] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)  # what the learner had edited
     removed: list[Path] = field(default_factory=list)
-
-
-def own_course(*, complain: bool = True) -> Curriculum:
-    """Load the course of the folder that we're in, for verbs that need your files.
-
-    It says so if the course is from another version, unless you don't let it
-    `complain`.
-
-    Raises:
-        CurriculumError: distlab came in a wheel, and this folder isn't a course.
-    """
-    curriculum = load_curriculum()
-    if curriculum.root == BUNDLED:
-        raise CurriculumError(
-            "this folder isn't a course yet: run `distlab start` in an empty folder, "
-            "and it copies the course there"
-        )
-    copied = _version_of(curriculum.root)
-    if complain and copied not in ("", _version()):
-        warn(
-            f"this course is from distlab {copied}, but you have installed "
-            f"{_version()}; run `{command('update')}`, which keeps your code"
-        )
-    return curriculum
-
-
-def need_a_clone(verb: str) -> None:
-    """Make sure that we run in a clone, which has more than a wheel.
-
-    Raises:
-        CurriculumError: distlab was installed from a wheel.
-    """
-    if installed_course() == BUNDLED:
-        raise CurriculumError(
-            f"`distlab {verb}` needs a clone of distlab's repository; a package that "
-            "pip has installed doesn't contain the files"
-        )
 
 
 def fetch_here() -> Path | None:
@@ -134,7 +95,7 @@ def renew(root: Path) -> Renewed:
     write_templates(
         curriculum, [f for f in template_files(curriculum) if f.state == "missing"]
     )
-    record = {"version": _version(), "files": digests}
+    record = {"version": installed_version(), "files": digests}
     (root / RECORD).parent.mkdir(exist_ok=True)
     (root / RECORD).write_text(json.dumps(record, indent=0), encoding="utf-8")
     return result
@@ -143,6 +104,16 @@ def renew(root: Path) -> Renewed:
 def is_fetched(root: Path) -> bool:
     """Return True if this course is a copy that the installed wheel can renew."""
     return (root / RECORD).is_file() and installed_course() == BUNDLED
+
+
+def version_of(root: Path) -> str:
+    """Return the version of distlab that this course is from; "" in a clone."""
+    return str(_record(root).get("version", ""))
+
+
+def installed_version() -> str:
+    """Return the version of the installed distlab."""
+    return importlib.metadata.version("distlab")
 
 
 def keep_beside(path: Path) -> Path:
@@ -196,14 +167,6 @@ def _record(root: Path) -> Mapping[str, object]:
 def _known(root: Path) -> dict[str, str]:
     files = _record(root).get("files")
     return files if isinstance(files, dict) else {}
-
-
-def _version_of(root: Path) -> str:
-    return str(_record(root).get("version", ""))
-
-
-def _version() -> str:
-    return importlib.metadata.version("distlab")
 
 
 def _digest(content: bytes) -> str:
