@@ -20,10 +20,12 @@ from typing import Any
 
 from distlab.curriculum import Curriculum, Task
 from distlab.grading.catalogue import RECORDS, CatalogueError
+from distlab.grading.clause import Check
 from distlab.grading.generated_mutants import Mutation, mutations_of
 from distlab.grading.grade import Grader
+from distlab.grading.harness import PlayedRuns
 from distlab.grading.mutants import SEED
-from distlab.grading.verdict import ClauseVerdict
+from distlab.grading.verdict import ClauseVerdict, NotYetError
 from distlab.runner import Cluster
 
 SURVIVORS = "survivors.toml"
@@ -76,6 +78,11 @@ class _UntilFailure(Grader):
 
     def _whose_part(self, *_values: Any) -> str:
         return ""
+
+    def _named(
+        self, check: Check, runs: PlayedRuns, failure: NotYetError
+    ) -> NotYetError:
+        return failure
 
 
 def judge_generated(

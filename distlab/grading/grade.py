@@ -232,7 +232,7 @@ class Grader:
                 failure = local_rank_used(check, runs) or failure
                 if not failure.fatal and world_size not in self._world_sizes(check):
                     continue  # only a hang was suspected there, and it is none
-                failure = named(self._curriculum, check, runs, failure)
+                failure = self._named(check, runs, failure)
                 part = ""
                 if failure.kind != "TIME":  # a second wait as long would teach nothing
                     part = self._whose_part(task, check, runs)
@@ -240,6 +240,12 @@ class Grader:
                 failed = _failed(task, passed, failure, runs, size, part)
                 return failed, failure.fatal
         return passed, False
+
+    def _named(
+        self, check: Check, runs: PlayedRuns, failure: NotYetError
+    ) -> NotYetError:
+        """The failure under the name that the book of mistakes has for it."""
+        return named(self._curriculum, check, runs, failure)
 
     def _world_sizes(self, check: Check) -> tuple[int, ...]:
         if not self._worlds:

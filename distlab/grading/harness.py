@@ -13,10 +13,10 @@ from distlab.grading.guard import doors_of, install, resolved
 from distlab.grading.kernel import with_own_comm
 from distlab.grading.kit.nodes import ranks_per_node
 from distlab.grading.mismatches import printed
-from distlab.grading.runs import Records, Runs, RunSpec
+from distlab.grading.runs import Records, Runs, RunSpec, Scenario
 from distlab.grading.together import is_past_first, play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
-from distlab.runner import Cluster, Limits, RankContext, Run
+from distlab.runner import Cluster, Limits, RankContext, Run, RunnerError
 
 _SECRETS = (
     "solutions",
@@ -66,6 +66,7 @@ class PlayedRuns(Runs):
         self.ranks_per_node = ranks_per_node(world_size)
         self.shared: frozenset[RunSpec] = frozenset()  # what ran with something else
         self.records: Records = {}
+        self._beside: PlayedRuns | None = None  # the reference
         self._plan = tuple(spec for spec in plan if spec.network is None)
 
     def alone(self) -> PlayedRuns:
@@ -80,6 +81,18 @@ class PlayedRuns(Runs):
         other = PlayedRuns(self.cluster, impl, self.world_size, self.seed, self.limits)
         other.declared = self.declared
         return other
+
+    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
+        """The record of the reference in the same run, which is played once.
+
+        Raises:
+            RunnerError: the reference does not come to its end.
+        """
+        self._beside = self._beside or self.of(self.impl.reference_alone)
+        run = self._beside.ended(scenario, **values)
+        if run.outcome != "finished":
+            raise RunnerError(f"the reference does not end: {run.outcome}")
+        return run
 
     def with_seed(self, seed: int, world_size: int) -> PlayedRuns:
         """Runs of the same implementation with another seed, or of more ranks."""

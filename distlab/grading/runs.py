@@ -137,6 +137,14 @@ class Runs(ABC):
             return self._declared(scenario)
         return self._declared(on_ranks(scenario, **values))
 
+    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
+        """The record of the reference in the same run on ranks.
+
+        Raises:
+            MissingRunError: these are records of one implementation only.
+        """
+        raise MissingRunError("the reference did not run beside these records")
+
     def simulated(self, spec: RunSpec) -> dict[str, Any]:
         """`time_s` of a run `in_virtual_time`, and the `values` of its ranks.
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from distlab.grading.clause import Check
 from distlab.grading.grade import Grader
+from distlab.grading.harness import PlayedRuns
 from distlab.grading.recording import FORMAT, RecordingError, load, save
 from distlab.grading.rejudge import judge_records
-from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.grading.verdict import ClauseVerdict, NotYetError, TaskVerdict
 from distlab.runner import Cluster
 from distlab.runner.wire import decode, encode
 from tests.workbench.golden import Golden
@@ -35,10 +37,15 @@ CASES = [(task, name) for task, names in JUDGED.items() for name in names]
 
 
 class OwnClauses(Grader):
-    """Judges nothing else: the standing clauses need ranks, and are not recorded."""
+    """Judges nothing else: the standing clauses and the book need ranks."""
 
     def _standing(self, *_: Any) -> Iterator[ClauseVerdict]:
         return iter(())
+
+    def _named(
+        self, check: Check, runs: PlayedRuns, failure: NotYetError
+    ) -> NotYetError:
+        return failure
 
 
 @dataclass

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from distlab.grading.clause import Check
 from distlab.grading.differential.bills import judges_digest
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.mismatches import RULES
-from distlab.grading.runs import MissingRunError, Records, Runs, RunSpec
+from distlab.grading.runs import MissingRunError, Records, Runs, RunSpec, Scenario
 from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import NOBODY
@@ -138,7 +139,7 @@ class _Look:
             marks[entry.id] = None
             if records is not None:
                 impl = implementation_of(mine.impl.reference, entry)
-                others = _Others(mine.of(impl), records, specs)
+                others = _Others(mine.of(impl), mine, records, specs)
                 if left := _difference(self.check, others):
                     marks[entry.id] = left.what, mark_of(left)
         with contextlib.suppress(OSError):  # without it the next check plays them again
@@ -168,15 +169,24 @@ class _Read(Runs):
         self.specs[spec] = None
         return self._base.read(spec)
 
+    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
+        """The record of the reference."""
+        return self._base.reference(scenario, **values)
+
 
 class _Others(Runs):
     """The runs of a wrong solution; those in virtual time are played when read."""
 
     def __init__(
-        self, base: PlayedRuns, records: Records, specs: tuple[RunSpec, ...]
+        self,
+        base: PlayedRuns,
+        beside: PlayedRuns,
+        records: Records,
+        specs: tuple[RunSpec, ...],
     ) -> None:
         super().__init__(base.source, base.world_size, base.seed)
-        self._base, self._records, self._specs = base, records, specs
+        self._base, self._beside = base, beside
+        self._records, self._specs = records, specs
 
     def read(self, spec: RunSpec) -> Run:
         """The record of a run.
@@ -189,6 +199,10 @@ class _Others(Runs):
         if spec not in self._specs:
             raise MissingRunError(str(spec))
         return self._base.read(spec)
+
+    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
+        """The record of the reference."""
+        return self._beside.reference(scenario, **values)
 
 
 def _difference(check: Check, runs: Runs) -> Difference | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Sequence
 from functools import partial
+from typing import Any
 
 from distlab.curriculum import Task
 from distlab.grading.clause import Check, checks_of, planned_runs
@@ -175,6 +176,10 @@ class SecondRuns(Runs):
     def read(self, spec: RunSpec) -> Run:
         """The record of a run."""
         return self._records.get(spec) or self._base.read(spec)
+
+    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
+        """The record of the reference: its second time is as its first."""
+        return self._base.reference(scenario, **values)
 
 
 Judge = Callable[[Bill, Bill], None]

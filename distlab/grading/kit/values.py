@@ -137,16 +137,18 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
         for tensors in (cast("Sequence[Tensor]", actual), expected)
     )
     size = float(wanted.square().sum())
-    if got.numel() < 2 or not 0 < size < math.inf:
-        return None  # every number is a multiple of another
+    if not 0 < size < math.inf:
+        return None
     factor = float((got * wanted).sum()) / size
     if not close(got, factor * wanted):
         return None
-    if abs(factor) < FEW:
+    if got.abs().max() < FEW * size**0.5:
         return "zero"
     for number, said in ((factor, "{} ×"), (1 / factor, "1/{} of")):
         if abs(number - round(number)) < FEW and abs(number) >= 1:
             return f"{said.format(round(number))} what is expected"
+    if len(wanted.unique()) == 1:
+        return None  # every number is some multiple of another
     return f"{factor:.4g} × what is expected"
 
 
