@@ -9,9 +9,10 @@ ASTRA-sim read them, and play the same work on another network.
 
 Sources: the schema,
 https://github.com/mlcommons/chakra/blob/main/schema/protobuf/et_def.proto, and
-src/generator/generator.py there for the names of attributes. A file is a sequence of
-protobuf messages, each behind its length: first a GlobalMetadata, then the Nodes. We
-write those bytes ourselves, which takes little code and no further package.
+src/feeder/et_feeder_node.cpp there for the names and types of attributes (it reads a
+number of any other type as 0). A file is a sequence of protobuf messages, each behind
+its length: first a GlobalMetadata, then the Nodes. We write those bytes ourselves,
+which takes little code and no further package.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _type(event: Any) -> int:
 def _facts(rank: int, event: Any) -> tuple[bytes, ...]:
     members = event["members"]
     facts = [
-        _attribute("comm_size", _number(13, event.get("bytes") or 0)),
+        _attribute("comm_size", _number(9, event.get("bytes") or 0)),
         _attribute("pg_name", _text(29, event["group"])),
     ]
     op = event["op"]

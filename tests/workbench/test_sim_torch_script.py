@@ -58,23 +58,33 @@ TRAINING = """
 import os, random
 import numpy, torch, torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 1)).double()
-torch.manual_seed(100 + rank), random.seed(rank), numpy.random.seed(rank)
-model = DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 losses = []
-for _ in range(5):
-    inputs = torch.randn(4, 6).double() + random.random() + numpy.random.rand()
-    loss = model(inputs).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
+
+def sharded(model):
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+for wrap in (DistributedDataParallel, sharded):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 1)).double()
+    torch.manual_seed(100 + rank), random.seed(rank), numpy.random.seed(rank)
+    model = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(5):
+        inputs = torch.randn(4, 6).double() + random.random() + numpy.random.rand()
+        loss = model(inputs).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
 dist.destroy_process_group()
 with open(f"{os.environ['OUT']}-{rank}", "w") as file:
     print(*losses, file=file)
@@ -229,4 +239,4 @@ def test_losses_are_those_of_real_ranks(
         ]
         simulated, expected = ([float(x) for x in text.split()] for text in texts)
         assert simulated == pytest.approx(expected, abs=1e-10, rel=0)
-        assert len(simulated) == 5
+        assert len(simulated) == 2 * 5  # with DDP, and with FSDP2

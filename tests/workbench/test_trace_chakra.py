@@ -29,7 +29,11 @@ else:
 dist.barrier()
 """
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
-_VALUES = (3, 7, 9, 13, 27, 29)  # fields of an attribute's value that are written
+_VALUES = {
+    "is_cpu_op": 27, "comm_type": 9, "comm_size": 9, "comm_src": 7, "comm_dst": 7,
+    "comm_tag": 7, "pg_name": 29, "duration_us": 3, "line": 29,
+}  # fmt: skip
+"""The field of each attribute's value; Chakra's own reader looks at no other one."""
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -78,8 +82,9 @@ def node_of(message: dict[int, list[Any]]) -> dict[str, Any]:
         after.append(number)
     facts = {}
     for attribute in map(fields, message[10]):
-        (value,) = [attribute[field][0] for field in _VALUES if field in attribute]
-        facts[attribute[1][0].decode()] = value
+        name = attribute[1][0].decode()
+        assert attribute.keys() == {1, _VALUES[name]}
+        facts[name] = attribute[_VALUES[name]][0]
     first = {name: message[field][0] for name, field in (("id", 1), ("type", 3))}
     times = {"start_us": message[6][0], "duration_us": message[7][0]}
     return {**first, **times, "name": message[2][0].decode(), "after": after, **facts}
