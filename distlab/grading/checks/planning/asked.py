@@ -1,0 +1,131 @@
+"""A function's answers to its questions, compared with those of `forms`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from distlab.grading.checks.planning import forms
+from distlab.grading.checks.planning.questions import CALLS, Call
+from distlab.grading.kit.plans import in_call, worked_out
+from distlab.grading.runs import Runs
+from distlab.grading.verdict import NotYetError
+from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
+
+CLOSE = 1e-9  # relative
+_TABLE = 4  # lines of evidence
+Answer = dict[str, float] | str
+"""Numbers by name, "" for a function that returns one; or what was returned instead."""
+
+
+def answers(
+    context: RankContext, unit: ModuleType, seed: int, function: str
+) -> list[Answer]:
+    """What a function returns to each of its questions."""
+    found = []
+    for call in CALLS[function](seed):
+        with in_call(f"{function}: {call.words}"):
+            found.append(_read(getattr(unit, function)(*call.arguments)))
+    return found
+
+
+def _read(value: Any) -> Answer:
+    if value is None:
+        return "returns None: is a return missing?"
+    if is_dataclass(value) and not isinstance(value, type):
+        numbers: Mapping[str, Any] = asdict(value)
+    else:
+        numbers = {"": value}
+    for name, number in numbers.items():
+        if not isinstance(number, int | float):
+            return f"returns {number!r:.40}{f' as {name}' * bool(name)}, not a number"
+    return {name: float(number) for name, number in numbers.items()}
+
+
+@lru_cache(maxsize=64)
+def expected(function: str, seed: int) -> tuple[tuple[Call, Answer], ...]:
+    """Each question, and its answer."""
+    form = getattr(forms, function)
+    return tuple((call, _read(form(*call.arguments))) for call in CALLS[function](seed))
+
+
+Chosen = Callable[[Call], bool]
+
+
+def expect_answers(
+    runs: Runs, function: str, *names: str, chosen: Chosen = lambda call: True
+) -> str:
+    """Compare the answers of one function, in the fields `names` if it has any.
+
+    Raises:
+        NotYetError: one of them is wrong.
+    """
+    told = worked_out(runs, answers, function=function).values[0]
+    wrong = []
+    rows = [
+        (call, right, got)
+        for (call, right), got in zip(expected(function, runs.seed), told, strict=True)
+        if chosen(call)
+    ]
+    for call, right, got in rows:
+        assert isinstance(right, dict)
+        if isinstance(got, str):
+            raise NotYetError(f"{function} {got} ({call.words})", fatal=True)
+        if got.keys() != right.keys():
+            raise NotYetError(
+                f"{function} returns something else than announced ({call.words})",
+                fatal=True,
+            )
+        wrong += [
+            (call, name, right[name], got[name])
+            for name in names or right
+            if not _close(got[name], right[name])
+        ]
+    if wrong:
+        raise _wrong(function, wrong, len(rows))
+    return f"{function}: {len(rows)} questions"
+
+
+def _close(got: float, right: float) -> bool:
+    return math.isclose(got, right, rel_tol=CLOSE, abs_tol=1e-12)
+
+
+Row = tuple[Call, str, float, float]
+
+
+def _wrong(function: str, rows: list[Row], asked: int) -> NotYetError:
+    call, name, right, got = rows[0]
+    what = f"{function}(…).{name}" if name else f"{function}(…)"
+    return NotYetError(
+        f"{what} is {_number(got)}, expected {_number(right)}{_ratio(rows)}: "
+        f"{call.words}",
+        evidence=_lines(rows),
+    )
+
+
+def _ratio(rows: list[Row]) -> str:
+    """In words, if all answers are wrong by one factor."""
+    factors = [got / right for _, _, right, got in rows if right]
+    if len(factors) < max(2, len(rows)):
+        return ""
+    first = factors[0]
+    if not all(math.isclose(factor, first, rel_tol=1e-6) for factor in factors):
+        return ""
+    return f", {first:.4g} times as much in each wrong answer"
+
+
+def _lines(rows: list[Row]) -> Iterator[tuple[int, str, str]]:
+    for call, name, right, got in rows[:_TABLE]:
+        text = f"expected {_number(right)}   got {_number(got)}   {call.words}"
+        yield NOBODY, name or call.function, text
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.6g}"
