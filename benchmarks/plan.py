@@ -308,7 +308,7 @@ SIMULATED: tuple[tuple[str, str, int, int, Layout], ...] = (
     ("llama-70b", "dgx-h100", 512, 8192, Layout(data=256, tensor=2, context=2,
         zero_stage=3, recompute="selective", sequence_parallel=True)),
     ("gpt-3-175b", "dgx-h100", 512, 2048, Layout(data=32, tensor=16, pipeline=2,
-        zero_stage=2, recompute="full")),
+        microbatch=4, zero_stage=2, recompute="full")),
     ("llama-405b", "dgx-h100", 256, 8192, Layout(data=8, tensor=8, pipeline=16,
         zero_stage=1, recompute="full", sequence_parallel=True)),
 )  # fmt: skip
@@ -420,8 +420,8 @@ def text(report: dict[str, Any]) -> list[str]:
 DOCS = Path(__file__).parents[1] / "docs/plan.md"
 
 
-def tables(report: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tables of docs/plan.md by their names there."""
+def parts(report: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the parts of docs/plan.md that we measure, by their names there."""
     head = "| run | GPUs | published MFU | predicted | error |", "|---|---|---|---|---|"
     published = [*head]
     for row in report["published"]:
@@ -437,23 +437,21 @@ def tables(report: dict[str, Any]) -> dict[str, list[str]]:
         f"The median error of these {figures['published_runs']} runs is "
         f"{figures['published_median_error']:.1%}.",
     ]
+    rows = report["simulation"]
+    worst = max(rows, key=lambda row: abs(row["error"]))
+    median = statistics.median(abs(row["error"]) for row in rows)
     simulated = [
-        "| model | GPUs | layout | formula | simulator | error |",
-        "|---|---|---|---|---|---|",
+        f"On {len(rows)} layouts of up to {max(row['gpus'] for row in rows):,} GPUs, "
+        f"the median error of the formulas was {median:.1%}, and the largest was "
+        f"{abs(worst['error']):.1%}, on {worst['gpus']} GPUs with {worst['layout']}."
     ]
-    for row in report["simulation"]:
-        seconds = f"{row['formula_s']:.3f} s | {row['simulated_s']:.3f} s"
-        simulated.append(
-            f"| {row['model']} | {row['gpus']:,} | {row['layout']} | {seconds} "
-            f"| {row['error']:+.1%} |"
-        )
     return {"published": published, "simulated": simulated}
 
 
 def write_docs(report: dict[str, Any], path: Path = DOCS) -> None:
-    """Put the tables where docs/plan.md has room for them."""
+    """Put the measured parts where docs/plan.md has room for them."""
     page = path.read_text(encoding="utf-8")
-    for name, lines in tables(report).items():
+    for name, lines in parts(report).items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         before, _, rest = page.partition(begin)
         after = rest.partition(end)[2]

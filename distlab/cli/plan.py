@@ -23,8 +23,10 @@ from distlab.plan.plans import (
     Plan,
     Question,
     Ranking,
+    goodput_of,
     parse_fixed,
     ranked,
+    recovery_of,
     shares_of,
 )
 from distlab.plan.played import require_room
@@ -109,7 +111,7 @@ def plan(
         show(_head(unit, request, ranking))
         if best:
             show(_table(ranking, rows))
-            show(_best(request, best, figures))
+            show(_best(unit, request, best, figures))
             if simulated:
                 show(_beside(simulated))
             if why:
@@ -237,7 +239,7 @@ def _head(unit: ModuleType, request: Request, ranking: Ranking) -> Lines:
 
 
 def _line(name: str, words: str) -> tuple[str, str]:
-    return "plain", f"  {name:<9}{words}"
+    return "plain", f"  {name:<9} {words}"
 
 
 def _table(ranking: Ranking, rows: int) -> Lines:
@@ -263,7 +265,7 @@ def _table(ranking: Ranking, rows: int) -> Lines:
     return lines
 
 
-def _best(request: Request, best: Plan, figures: Figures) -> Lines:
+def _best(unit: ModuleType, request: Request, best: Plan, figures: Figures) -> Lines:
     shares = shares_of(best.time)
     parts = [f"{share:.0%} {name}" for name, share in shares.items() if share >= 5e-3]
     memory = best.memory
@@ -289,7 +291,30 @@ def _best(request: Request, best: Plan, figures: Figures) -> Lines:
         if figures["price"] is not None:
             text += f", ${figures['price']:,.0f}"
         lines += _wrapped("run", text)
+        lines += _failures(unit, request, days)
     return lines
+
+
+def _failures(unit: ModuleType, request: Request, days: float) -> Lines:
+    """Say how much longer the run takes with failures, if we know their rate."""
+    found = goodput_of(unit, request.question, days * DAY_S, request.price)
+    if found is None:
+        return []
+    spare = recovery_of(request.question).spare_nodes
+    text = (
+        f"one every {_hours(found.mtbf_s)}, so save every {_hours(found.interval_s)}: "
+        f"{found.wall_s / DAY_S:,.1f} days, {found.share:.1%} of them useful"
+    )
+    if request.price:
+        nodes = "1 spare node" if spare == 1 else f"{spare} spare nodes"
+        text += f", ${found.price:,.0f} with {nodes}"
+    return _wrapped("failures", text)
+
+
+def _hours(seconds: float) -> str:
+    if seconds >= 2 * DAY_S:
+        return f"{seconds / DAY_S:.3g} days"
+    return f"{seconds / 3600:.3g} h" if seconds >= 7200 else f"{seconds / 60:.3g} min"
 
 
 def _simulated(
@@ -333,7 +358,7 @@ def _beside(simulated: dict[str, Any]) -> Lines:
 
 
 def _wrapped(name: str, text: str) -> Lines:
-    first, *rest = wrapped(text, " " * 11, "")
+    first, *rest = wrapped(text, " " * 12, "")
     return [_line(name, first.strip()), *(("plain", line) for line in rest)]
 
 
@@ -427,6 +452,7 @@ def _as_data(
         if ranking.smallest
         else None,
         "best": figures or None,
+        "goodput": _goodput_data(unit, request, figures),
         "asserts": judged,
         "plans": [
             {
@@ -442,6 +468,18 @@ def _as_data(
         ],
         "derivation": _derivation_data(unit, request, ranking),
     }
+
+
+def _goodput_data(
+    unit: ModuleType, request: Request, figures: Figures
+) -> dict[str, Any] | None:
+    days = figures.get("days")
+    if days is None:
+        return None
+    question = request.question
+    found = goodput_of(unit, question, days * DAY_S, request.price)
+    assumed = asdict(recovery_of(question))
+    return {**asdict(found), "assumed": assumed} if found else None
 
 
 def _derivation_data(

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from math import ceil, isfinite
 from types import ModuleType
 
-from distlab.given.planning import Batch, Cluster, Layout, Memory, Model, StepTime
+from distlab.given.planning import (
+    Batch,
+    Cluster,
+    Goodput,
+    Layout,
+    Memory,
+    Model,
+    Recovery,
+    StepTime,
+)
 from distlab.sim.net.quantities import nearest, whole
 
 DAY_S = 86400.0
@@ -103,6 +113,38 @@ def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> 
         num_fitting=num_fitting,
         smallest=plan_of(unit, question, least[1]) if least else None,
     )
+
+
+def recovery_of(question: Question) -> Recovery:
+    """Return what we assume about failures: round figures, which no source gives.
+
+    A save stops the training for half a minute. A failure is noticed after a minute,
+    and a restart takes five. A node is back after a day, and one in a hundred is spare.
+    """
+    nodes = question.num_gpus / question.cluster.gpus_per_node
+    return Recovery(
+        save_s=30.0,
+        detection_s=60.0,
+        restart_s=300.0,
+        repair_s=DAY_S,
+        spare_nodes=ceil(nodes / 100),
+    )
+
+
+def goodput_of(
+    unit: ModuleType, question: Question, training_s: float, price: float
+) -> Goodput | None:
+    """Return what failures make of a run, or None if we don't know how often they are.
+
+    `price` is in dollars for a GPU per hour.
+    """
+    cluster = replace(question.cluster, price_per_gpu_hour=price)
+    if not isfinite(cluster.gpu_mtbf_s):
+        return None
+    found: Goodput = unit.goodput(
+        cluster, question.num_gpus, recovery_of(question), training_s
+    )
+    return found
 
 
 def parse_fixed(text: str) -> Fixed:

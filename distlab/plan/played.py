@@ -11,6 +11,8 @@ Two kinds of runs, with sizes only, on the ranks and links of the cluster:
                   collectives took, and sends activations and gradients to the
                   neighboring stages. Data-parallel messages are a second stream. A
                   rank waits for it where a layer needs its weights, and at the end.
+                  It pauses while tensor or context ranks exchange messages, because
+                  unit `planning` says that only computation hides it.
 
             compute   ▓F0▓▓F1▓▓·····▓B0▓▓▓▓B1▓▓▓·update
             messages  ◀gather▶◀gather▶   ◀reduce▶◀reduce▶
@@ -320,24 +322,24 @@ class _Streams:
 
     `_wires_free_s` is when all messages that have been started are through. The weights
     of a layer are gathered while the layer before it computes, even if that one belongs
-    to another microbatch or chunk.
+    to another microbatch or chunk. Both times are counted without `_paused_s`, the time
+    so far in which other messages held this stream up.
     """
 
     def __init__(self, clock: Any, stage: Stage) -> None:
         self._clock, self._stage, self._zero = clock, stage, stage.zero
         self._per_chunk = _split(stage.layers, stage.chunks)
-        self._wires_free_s = 0.0
+        self._wires_free_s = self._paused_s = 0.0
         self._arrival_s: float | None = None  # of the next layer's weights
 
     def compute(self, action: Any, following: Any) -> None:
         """Compute the layers of one action; `following` is the next one, or None."""
         stage, is_forward = self._stage, action.kind == "F"
-        if is_forward:
-            seconds = stage.forward_s + 2 * stage.tensor_s + stage.context_s
-        else:
-            seconds = stage.backward_s + 2 * stage.forwards * stage.tensor_s
-            seconds += (stage.forwards + 1) * stage.context_s
-        now_s = self._clock.now_s()
+        compute_s = stage.forward_s if is_forward else stage.backward_s
+        times = 1 if is_forward else stage.forwards  # of a forward pass
+        messages_s = 2 * times * stage.tensor_s
+        messages_s += (times if is_forward else times + 1) * stage.context_s
+        now_s = self._clock.now_s() - self._paused_s
         layers = self._per_chunk[action.chunk]
         for layer in range(layers):
             if self._gathers(action):
@@ -347,16 +349,17 @@ class _Streams:
                 self._arrival_s = None
             if self._gathers(action if layer < layers - 1 else following):
                 self._gather(now_s)
-            now_s += seconds
+            now_s += compute_s
+            self._paused_s += messages_s
             if self._reduces(action):
-                times = 2 if self._zero == 0 else 1  # an all-reduce
+                parts = 2 if self._zero == 0 else 1  # of an all-reduce
                 begin_s = max(self._wires_free_s, now_s)
-                self._wires_free_s = begin_s + times * stage.reduce_s
-        self._sleep_until(now_s)
+                self._wires_free_s = begin_s + parts * stage.reduce_s
+        self._sleep_until(now_s + self._paused_s)
 
     def finish(self) -> None:
         """Wait for the last messages, then update the weights."""
-        self._sleep_until(self._wires_free_s)
+        self._sleep_until(self._wires_free_s + self._paused_s)
         self._clock.sleep(self._stage.update_s)
 
     def _gather(self, now_s: float) -> None:

@@ -30,7 +30,7 @@ from tests.workbench.refusals import refusal
 
 Capture = pytest.CaptureFixture[str]
 UNIT = formulas("reference")
-SMALL: dict[str, Any] = {"num_gpus": 16, "global_batch": 32, "sequence": 2048}
+SMALL: dict[str, Any] = {"num_gpus": 8, "global_batch": 8, "sequence": 2048}
 
 
 def question(model: str, cluster: str, num_gpus: int, batch: Batch) -> Question:
@@ -110,9 +110,9 @@ def test_a_file_of_yours_describes_a_model_and_a_cluster(
 
 
 def test_the_first_plan_is_what_choose_layout_chooses(capsys: Capture) -> None:
-    asked = question("llama-8b", "dgx-h100", 16, Batch(sequence=2048, global_batch=32))
+    asked = question("llama-8b", "dgx-h100", 8, Batch(sequence=2048, global_batch=8))
     ranking = ranked(UNIT, asked)
-    chosen = UNIT.choose_layout(asked.model, asked.batch, asked.cluster, 16)
+    chosen = UNIT.choose_layout(asked.model, asked.batch, asked.cluster, 8)
     best = plan_of(UNIT, asked, chosen)
     assert ranking.plans[0].time.total_s == best.time.total_s
     steps = [one.time.total_s for one in ranking.plans]
@@ -146,10 +146,9 @@ def test_less_memory_leaves_fewer_layouts(capsys: Capture) -> None:
 def test_nothing_fits_is_a_failure_that_says_how_much_is_needed(
     capsys: Capture, golden: Golden
 ) -> None:
-    one_node = {**SMALL, "num_gpus": 8}
-    assert plan("llama-70b", **one_node) == 1
+    assert plan("llama-70b", **SMALL) == 1
     golden("cli/plan-nothing-fits", capsys.readouterr().out)
-    code, data = planned(capsys, "llama-70b", claims=["fits", "mfu > 0"], **one_node)
+    code, data = planned(capsys, "llama-70b", claims=["fits", "mfu > 0"], **SMALL)
     assert code == 1
     assert (data["best"], data["plans"]) == (None, [])
     assert data["smallest_bytes"] > 80e9
@@ -159,10 +158,16 @@ def test_nothing_fits_is_a_failure_that_says_how_much_is_needed(
 def test_days_hours_and_price_come_from_the_step(capsys: Capture) -> None:
     _, data = planned(capsys, "llama-8b", tokens="1T", price=2.0, **SMALL)
     best = data["best"]
-    steps = 1e12 / (32 * 2048)
+    steps = 1e12 / (8 * 2048)
     assert best["days"] == pytest.approx(steps * best["step_s"] / 86400)
-    assert best["gpu_hours"] == pytest.approx(best["days"] * 24 * 16)
+    assert best["gpu_hours"] == pytest.approx(best["days"] * 24 * 8)
     assert best["price"] == pytest.approx(2 * best["gpu_hours"])
+    with_failures = data["goodput"]
+    assert with_failures["mtbf_s"] == pytest.approx(1.824e8 / 8)
+    assert with_failures["wall_s"] > best["days"] * 86400
+    assert with_failures["price"] > best["price"]
+    more = {**SMALL, "cluster": "dgx-a100", "tokens": "1T"}
+    assert planned(capsys, "llama-8b", **more)[1]["goodput"] is None
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from distlab.curriculum import load_curriculum
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.curriculum.torch_errors import find_torch_errors, read_torch_errors
 from distlab.grading.written_tests import units_with_tests
+from distlab.plan.catalog import find_cluster, find_model
 from distlab.sim.net.quantities import num_bytes
 from distlab.sim.net.spec import parse_faults, parse_net
 from distlab.simulated.target import find_target
@@ -138,6 +139,10 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         num_bytes(str(given["size"]))
         if given.get("fault"):
             parse_faults(str(given["fault"]))
+    if verb == "plan":
+        for name, find in (("model", find_model), ("cluster", find_cluster)):
+            if not str(given[name]).startswith("my-"):  # a file of the reader's
+                find(str(given[name]))
     if verb == "ddp" and given["dataset"] != "digits":
         assert given["download"] or given["data_dir"], "its data is not in the checkout"
 
