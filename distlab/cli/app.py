@@ -271,11 +271,11 @@ verb(panel=SCRIPTS, cls=ScriptCommand)(audit)
 @verb(panel=MORE)
 def explain(
     asked: Annotated[
-        str,
+        list[str] | None,
         typer.Argument(
             help="A name, a question in your own words, or an error message."
         ),
-    ] = "",
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="List every name that has an explanation.")
     ] = False,
@@ -283,7 +283,7 @@ def explain(
     """Explain a concept, the last verdict or a torch error, or answer a question."""
     from distlab.cli.explain import explain, piped
 
-    return explain(asked or piped(), every=every)
+    return explain(" ".join(asked or ()) or piped(), every=every)
 
 
 @app.command(

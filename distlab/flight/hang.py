@@ -36,7 +36,7 @@ class Hang:
     """The finding. `calls` are those that the sentence speaks of, by rank.
 
     `absent` are ranks that never made the call, and `differ` says in what the calls
-    differ: operation, dtype, size or root.
+    differ: operation, dtype, size, root or tag.
     """
 
     kind: Kind
@@ -107,12 +107,12 @@ def operation(call: Call) -> str:
         return call.op
     peer = f"rank {call.dst if call.op == 'send' else call.src}"
     peer = "any rank" if ANY in (call.src, call.dst) else peer
-    tag = f" with tag {call.tag}" if call.tag else ""
-    return f"{call.op} {'to' if call.op == 'send' else 'from'} {peer}{tag}"
+    return f"{call.op} {'to' if call.op == 'send' else 'from'} {peer}"
 
 
 def _described(call: Call, note: str = "") -> str:
     where = spot(call)
+    note = note or (f"with tag {call.tag}" if call.tag else "")
     parts = [operation(call), tensor_of(call), note, f"({where})" if where else ""]
     return " ".join(filter(None, parts))
 
@@ -400,7 +400,7 @@ def _last_text(records: Records, rank: int, group: Group) -> str:
     if last is None:
         return "has no call on record"
     title = ""
-    if last.src is None and last.number:
+    if last.src is None and last.number and last.group[0] not in records.titles:
         known = last.group == group
         title = f"call {last.number}, " if known else f"{_call_title(records, last)}, "
     return f"{'last made' if last.done else 'is in'} {title}{_described(last)}"
@@ -437,7 +437,31 @@ def _circle(waits: Sequence[_Wait]) -> list[tuple[int, _Wait]]:
     return []
 
 
+def _tags_apart(records: Records, circle: list[tuple[int, _Wait]]) -> Hang | None:
+    """A send and a recv between the same ranks that have different tags."""
+    calls = [wait.waiting[rank] for rank, wait in circle]
+    if len(calls) != 2 or calls[0].src is None:
+        return None
+    one, other = sorted(calls, key=lambda call: call.op, reverse=True)
+    if (one.op, other.op) != ("send", "recv") or one.tag == other.tag:
+        return None
+    if (one.src, one.dst) != (other.src, other.dst):
+        return None
+    text = (
+        f"rank {one.rank} is in {_described(one, f'with tag {one.tag}')}, but rank "
+        f"{other.rank} is in {_described(other, f'with tag {other.tag}')}"
+    )
+    return Hang(
+        kind="mismatch",
+        sentence=f"{_call_title(records, one)}: {text}",
+        calls={call.rank: call for call in calls},
+        differ="tag",
+    )
+
+
 def _in_circle(records: Records, circle: list[tuple[int, _Wait]]) -> Hang:
+    if tags := _tags_apart(records, circle):
+        return tags
     ranks = sorted(rank for rank, _ in circle)
     told = []
     for index, (rank, wait) in enumerate(circle):

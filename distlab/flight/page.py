@@ -11,7 +11,7 @@ from distlab.terminal import ranks_in_words
 
 Line = tuple[str, str]
 _FEW = 8  # ranks that have a row each
-_TITLES = ("rank", "state", "call", "operation", "shape", "dtype", "where")
+_TITLES = ("rank", "state", "group", "call", "operation", "shape", "dtype", "where")
 
 _ADVICE = {
     "operation": "Every rank must make the same calls in the same order, so look for "
@@ -26,6 +26,13 @@ _ADVICE = {
     "never make.",
     "no-dump": "Read the logs of these ranks. They may have run out of memory, or been "
     "preempted.",
+    "tag": "Pass the same tag to the send and to its recv. Without one, the tag is 0.",
+    "groups": "Every rank must make every group, in the same order, even if it isn't a "
+    "member: loop over all the lists of ranks, and keep the group that has this rank.",
+    "sends": "A send may wait until the other rank receives. Let one of the ranks "
+    "receive first, or use isend and wait for it at the end.",
+    "recvs": "Each rank waits for a message that the other would send afterwards. Let "
+    "one of the ranks send first, or use isend before recv.",
     "circle": "Make these calls in the same order on all ranks.",
     "apart": "The dumps don't say which ranks belong to these groups. If two ranks "
     "enter two groups in opposite order, each waits for the other.",
@@ -40,6 +47,10 @@ _CONCEPTS = {
     "reduce op": "all-reduce",
     "absent": "unequal-shards",
     "no-dump": "rank-failure",
+    "tag": "send-and-recv",
+    "groups": "own-groups-only",
+    "sends": "send-and-recv",
+    "recvs": "send-and-recv",
     "circle": "order-of-calls",
     "apart": "process-group",
     "agree": "hang",
@@ -59,7 +70,7 @@ def page(records: Records, hang: Hang) -> list[Line]:
     """The finding for people, as (style, line) pairs."""
     style = "pass" if hang.kind == "finished" else "fail"
     lines = [(style, hang.sentence), ("plain", "")]
-    lines += table([_TITLES, *_rows(records, hang)])
+    lines += table(_columns([_TITLES, *_rows(records, hang)]))
     notes = notes_on(records, hang)
     return lines + [("plain", "")] * bool(notes) + [("dim", note) for note in notes]
 
@@ -74,20 +85,36 @@ def table(rows: Sequence[Sequence[str]]) -> list[Line]:
     return lines
 
 
-def concept_of(hang: Hang) -> str:
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Leave out the groups where there is only one."""
+    place = _TITLES.index("group")
+    if len({row[place] for row in rows[1:]} - {""}) > 1:
+        return list(rows)
+    return [row[:place] + row[place + 1 :] for row in rows]
+
+
+def concept_of(records: Records, hang: Hang) -> str:
     """The name under which `distlab explain` explains such a hang."""
-    first = next(iter(hang.calls.values()), None)
-    if hang.kind == "circle" and first is not None and first.src is not None:
-        return "send-and-recv"
-    return _CONCEPTS[hang.differ or hang.kind]
+    return _CONCEPTS[_pattern(records, hang)]
+
+
+def _pattern(records: Records, hang: Hang) -> str:
+    """The key of the advice."""
+    ops = {call.op for call in hang.calls.values()}
+    if hang.kind == "circle" and ops in ({"send"}, {"recv"}):
+        return f"{ops.pop()}s"
+    groups = {call.group[0] for call in hang.calls.values()}
+    if hang.kind == "mismatch" and groups and groups <= records.titles.keys():
+        return "groups"
+    return hang.differ or hang.kind
 
 
 def notes_on(records: Records, hang: Hang) -> list[str]:
     """What to look at first, and what these dumps cannot show."""
     notes = []
     if hang.kind != "finished":
-        concept = concept_of(hang)
-        advice = _ADVICE[hang.differ or hang.kind]
+        concept = concept_of(records, hang)
+        advice = _ADVICE[_pattern(records, hang)]
         notes = [f"{advice} `distlab explain {concept}` tells you more."]
     backends = {dump.backend for dump in records.dumps.values()}
     is_gloo = "gloo" in backends and not records.is_live
@@ -143,7 +170,10 @@ def _cells(records: Records, hang: Hang, rank: int) -> tuple[str, ...]:
         return (state, *[""] * (len(_TITLES) - 2))
     shape = "" if call.shape is None else str(list(call.shape))
     dtype = call.dtype if shape else ""
-    return (state, str(call.number), operation(call), shape, dtype, spot(call))
+    group = number = ""
+    if call.src is None and call.group[0] not in records.titles:
+        group, number = records.name(call.group), str(call.number)
+    return (state, group, number, operation(call), shape, dtype, spot(call))
 
 
 def as_json(records: Records, hang: Hang) -> dict[str, Any]:
@@ -158,7 +188,7 @@ def as_json(records: Records, hang: Hang) -> dict[str, Any]:
         "calls": [_call(records, call) for call in hang.calls.values()],
         "ranks": [_rank(records, hang, rank) for rank in _all(records)],
         "notes": notes_on(records, hang),
-        "explain": None if hang.kind == "finished" else concept_of(hang),
+        "explain": None if hang.kind == "finished" else concept_of(records, hang),
     }
 
 

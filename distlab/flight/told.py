@@ -97,12 +97,14 @@ def write_report(path: str | Path, found: Finding | Quiet) -> None:
             from distlab.flight.drawn import draw
 
             draw(path, *_drawn(found))
-            return
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report_of(found), file, indent=2)
-            file.write("\n")
+        else:
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(report_of(found), file, indent=2)
+                file.write("\n")
     except OSError as error:
         print(f"{PREFIX} {path} can't be written: {error.strerror}", file=sys.stderr)
+    else:
+        print(f"{PREFIX} wrote {path}", file=sys.stderr)
 
 
 def _drawn(found: Finding | Quiet) -> tuple[Records, str, bool]:

@@ -113,10 +113,18 @@ def _at_odds(ranks: list[RankRecord]) -> str:
     """Of a circle: who sends to a rank that takes nothing from it just now."""
     for record, peer in zip(ranks, [*ranks[1:], ranks[0]], strict=True):
         call, other = record.waiting or {}, peer.waiting or {}
-        if call.get("op") in SENDS and other.get("op") in RECEIVES:
+        if call.get("op") not in SENDS or other.get("op") not in RECEIVES:
+            continue
+        if other["src"] != record.rank:
             return (
                 f"Rank {record.rank} sends to rank {peer.rank}, but rank {peer.rank} "
                 f"receives from rank {other['src']}."
+            )
+        tags = call.get("tag", 0), other.get("tag", 0)
+        if tags[0] != tags[1]:
+            return (
+                f"Rank {record.rank} sends with tag {tags[0]}, but rank {peer.rank} "
+                f"receives with tag {tags[1]}."
             )
     return ""
 

@@ -118,7 +118,7 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         if not known:
             CURRICULUM.task(str(task))
     if verb == "explain" and given["asked"]:
-        asked = str(given["asked"])
+        asked = " ".join(given["asked"])
         errors = {error.name for error in read_torch_errors()}
         names = {*read_misconceptions(), *errors}
         assert (

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from distlab.comm import ANY
 from distlab.flight.drawn import run_of
 from distlab.flight.live import Finding, Quiet, find
+from distlab.flight.page import concept_of
 from distlab.flight.told import lines_of, report_of, row_of, stacks_of, write_report
 from distlab.flight.watch import Watch
 from distlab.recorder import agreement
@@ -253,6 +254,27 @@ def test_receives_from_each_other_are_a_deadlock() -> None:
     assert {0, 1} <= set(finding.ranks)
 
 
+def test_a_message_with_another_tag_is_a_mismatch() -> None:
+    receives = message("recv", 0, 1)
+    assert receives.channel is not None
+    receives.channel = (*receives.channel[:3], 4)
+    finding = found(
+        Rank([message("send", 0, 1)]), Rank([receives]), Rank([], state="ended")
+    )
+    assert finding is not None
+    assert (finding.status, finding.hang.differ) == ("mismatch", "tag")
+    assert [call.tag for call in finding.hang.calls.values()] == [0, 4]
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_the_advice_on_a_circle_of_messages(op: str) -> None:
+    peers = [(0, 1), (1, 0)] if op == "send" else [(1, 0), (0, 1)]
+    finding = found(*[Rank([message(op, *pair)]) for pair in peers])
+    assert finding is not None
+    assert (finding.hang.kind, set(finding.hang.calls)) == ("circle", {0, 1})
+    assert concept_of(finding.records, finding.hang) == "send-and-recv"
+
+
 def test_a_receive_from_any_rank_waits_for_all_of_them() -> None:
     waiting = Rank([message("recv", ANY, 0)])
     finding = found(waiting, Rank([], state="ended"), Rank([], state="ended"))
@@ -281,6 +303,7 @@ def test_unlike_groups_are_a_mismatch_though_their_members_all_wait() -> None:
     finding = found(*ranks)
     assert finding is not None
     assert (finding.status, finding.ranks) == ("mismatch", [0, 1, 2])
+    assert concept_of(finding.records, finding.hang) == "own-groups-only"
     places = [call.place for call in finding.hang.calls.values()]
     assert places == [(TRAIN, 8), (TRAIN, 9), (TRAIN, 9)]
 

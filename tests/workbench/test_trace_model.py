@@ -200,7 +200,7 @@ def test_a_lost_message_is_marked_and_told(golden: Golden) -> None:
     assert gone["src"].tolist() == [loss.src for loss in done.lost]
     told = "\n".join(story(done))
     assert any(
-        named(told, f"rank {loss.src}", f"rank {loss.dst}") for loss in done.lost
+        named(told, f"to rank {loss.dst}", f"rank {loss.src}") for loss in done.lost
     )
     golden("trace/lost message", told)
     waiting = {r.rank for r in done.ranks if r.status == "waiting"}
