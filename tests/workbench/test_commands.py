@@ -117,8 +117,10 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         known = str(task).isdecimal() or str(task) in CURRICULUM.units
         if not known:
             CURRICULUM.task(str(task))
-    if verb == "explain" and given["asked"]:
-        asked = " ".join(given["asked"])
+    words = given.get("asked") or ()
+    assert isinstance(words, list | tuple)
+    if verb == "explain" and words:
+        asked = " ".join(map(str, words))
         errors = {error.name for error in read_torch_errors()}
         names = {*read_misconceptions(), *errors}
         assert (
