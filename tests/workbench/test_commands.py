@@ -108,6 +108,20 @@ def _expect_verb(arguments: list[str]) -> None:
     _expect_names(str(name), made.params)
 
 
+def _expect_explained(words: object) -> None:
+    assert isinstance(words, list | tuple)
+    asked = " ".join(map(str, words))
+    errors = {error.name for error in read_torch_errors()}
+    names = {*read_misconceptions(), *errors}
+    assert (
+        not asked
+        or asked in names
+        or find_concept(asked)
+        or find_torch_errors(asked)
+        or (" " in asked and nearest(asked))
+    ), asked
+
+
 def _expect_names(verb: str, given: dict[str, object]) -> None:
     """What is named in a command is there: tasks, slugs, networks, data."""
     one = [given["task"]] if given.get("task") else []
@@ -117,18 +131,8 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
         known = str(task).isdecimal() or str(task) in CURRICULUM.units
         if not known:
             CURRICULUM.task(str(task))
-    words = given.get("asked") or ()
-    assert isinstance(words, list | tuple)
-    if verb == "explain" and words:
-        asked = " ".join(map(str, words))
-        errors = {error.name for error in read_torch_errors()}
-        names = {*read_misconceptions(), *errors}
-        assert (
-            asked in names
-            or find_concept(asked)
-            or find_torch_errors(asked)
-            or (" " in asked and nearest(asked))
-        ), asked
+    if verb == "explain":
+        _expect_explained(given["asked"] or ())
     if verb == "status" and given["route"]:
         CURRICULUM.route(str(given["route"]))
     if verb == "score-test" and given["name"]:
