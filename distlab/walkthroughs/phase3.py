@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,37 @@ class Walkthrough(Ranks):
             f"{cap:g}": {name: 1e6 * times[row] for name, times in seconds.items()}
             for row, cap in enumerate(caps_mib)
         }
+
+    def own_script(
+        self, text: str, counts: Sequence[int], flops_per_s: float
+    ) -> tuple[Rows, str]:
+        """Run a script with the learner's DDP on simulated ranks.
+
+        Returns ms of simulated time by number of ranks, and how many of them are
+        exposed communication; and what rank 0 printed on the most ranks.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "train.py"
+            path.write_text(text, encoding="utf-8")
+            unit, values = "distributed_data_parallel", {"flops_per_s": flops_per_s}
+            run = self.run(
+                unit,
+                1,
+                rank.own_script,
+                path=str(path),
+                counts=tuple(counts),
+                **values,
+            )
+        told: dict[str, Any] = run.values[0]
+        rows = {
+            f"{n}": {
+                "all-reduces": found["calls"],
+                "ms": 1e3 * found["time_s"],
+                "ms exposed": 1e3 * found["exposed_s"],
+            }
+            for n, found in zip(counts, told["figures"], strict=True)
+        }
+        return rows, told["printed"]
 
     def real_ratio(self) -> float:
         """Return the median ratio of the learner's step to torch's, on real ranks."""

@@ -6,11 +6,13 @@ Scenarios have the autograder's form, `(context, unit, **values) -> plain data`.
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch
 from distlab.sim.calibration.charge import run_charged
 from distlab.sim.plans.schedules import ring_all_reduce
+from distlab.sim.torch.script import Script, run_script
+from distlab.simulated.script_facts import facts_of
 
 LAYERS, LAYER_NUMBERS = 50, 5_000  # 50 gradients of 20 kB: a megabyte
 BACKWARD_S = 10e-3  # of all of them
@@ -279,6 +283,33 @@ def _third_step_s(unit: ModuleType, whose: str, cap_mib: float) -> float:
         optimizer.step()
         took_s = sim_torch.now_s() - start_s
     return took_s
+
+
+def own_script(
+    context: RankContext,
+    unit: ModuleType,
+    *,
+    seed: int = 0,
+    path: str,
+    counts: tuple[int, ...],
+    flops_per_s: float,
+) -> dict[str, Any]:
+    """Run a script on simulated ranks; it can import the learner's file by its name.
+
+    Returns the figures of each run, and what rank 0 printed in the last one.
+    """
+    figures, printed = [], ""
+    with patch.dict(sys.modules, {"distributed_data_parallel": unit}):
+        for n in counts:
+            done = run_script(Script(path), n, net=LINK, flops_per_s=flops_per_s)
+            done.require_finished()
+            facts = facts_of(done, n)
+            per_rank = ("time_s", "exposed_s")
+            reduced = [kind for kind in facts["collectives"] if "reduce" in kind["op"]]
+            calls = sum(kind["calls"] for kind in reduced)
+            figures.append({"calls": calls, **{key: facts[key] for key in per_rank}})
+            printed = done.ranks[0].output
+    return {"figures": figures, "printed": printed}
 
 
 def real_steps(

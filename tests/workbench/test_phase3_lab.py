@@ -2,15 +2,21 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from distlab.walkthroughs import phase3_rank
 from distlab.walkthroughs.phase3 import fit
 from distlab.walkthroughs.phase3_lab import print_choices, print_table
 from distlab.walkthroughs.phase3_services import Services
-from solutions.phase3_multi_node import parameter_server, process_group
+from solutions.phase3_multi_node import (
+    distributed_data_parallel,
+    parameter_server,
+    process_group,
+)
 
 UNITS: dict[str, ModuleType] = {
     "parameter_server": parameter_server,
@@ -137,3 +143,31 @@ def test_a_script_that_kills_the_server_is_found_and_shrunk(services: Services) 
     (start,) = (at for at, line in enumerate(lines) if line.startswith("shrunk"))
     (fault,) = lines[start + 1 :]
     assert fault.strip().startswith(("torn=server", "restart=server"))
+
+
+OWN = """
+import torch, torch.distributed as dist
+from distlab.comm import TorchComm
+from distributed_data_parallel import DistributedDataParallel
+dist.init_process_group("nccl")
+ddp = DistributedDataParallel(torch.nn.Linear(64, 64), TorchComm.from_default())
+ddp(torch.ones(8, 64)).sum().backward()
+print("done")
+"""
+
+
+def test_a_script_imports_the_learners_class_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OWN)
+    context: Any = None  # it isn't looked at
+    told = phase3_rank.own_script(
+        context,
+        distributed_data_parallel,
+        path=str(path),
+        counts=(2, 4),
+        flops_per_s=1e9,
+    )
+    assert told["printed"] == "done\n"
+    two, four = told["figures"]
+    assert two["calls"] == four["calls"] == 1
+    assert 0 < two["exposed_s"] < four["exposed_s"] < four["time_s"]

@@ -75,6 +75,9 @@ class Transfers(_Base):  # type: ignore[misc]
         """Answer torch 2.14, which asks a group's backend if it can merge messages."""
         return self
 
+    def eager_connect_single_device(self, device: Any) -> None:
+        """NCCL would connect the ranks; here they are."""
+
     def _set_sequence_number_for_group(self) -> None: ...
 
     def _get_sequence_number_for_group(self) -> int:
