@@ -133,24 +133,32 @@ def _expect_names(verb: str, given: dict[str, object]) -> None:
             CURRICULUM.task(str(task))
     if verb == "explain":
         _expect_explained(given["asked"] or ())
-    if verb == "status" and given["route"]:
+    elif verb == "status" and given["route"]:
         CURRICULUM.route(str(given["route"]))
-    if verb == "score-test" and given["name"]:
+    elif verb == "score-test" and given["name"]:
         assert given["name"] in {u.name for u in units_with_tests(CURRICULUM)}
-    if verb in ("sim", "scale"):
-        target = str(given["name"])
-        if target.partition(":")[0] not in FILLED_IN:
-            find_target(CURRICULUM, target, "reference")
-        parse_net(str(given["net"]))
-        num_bytes(str(given["size"]))
-        if given.get("fault"):
-            parse_faults(str(given["fault"]))
-    if verb == "plan":
-        for name, find in (("model", find_model), ("cluster", find_cluster)):
-            if not str(given[name]).startswith("my-"):  # a file of the reader's
-                find(str(given[name]))
-    if verb == "ddp" and given["dataset"] != "digits":
+    elif verb in ("sim", "scale"):
+        _expect_simulated(given)
+    elif verb == "plan":
+        _expect_planned(given)
+    elif verb == "ddp" and given["dataset"] != "digits":
         assert given["download"] or given["data_dir"], "its data is not in the checkout"
+
+
+def _expect_simulated(given: dict[str, object]) -> None:
+    target = str(given["name"])
+    if target.partition(":")[0] not in FILLED_IN:
+        find_target(CURRICULUM, target, "reference")
+    parse_net(str(given["net"]))
+    num_bytes(str(given["size"]))
+    if given.get("fault"):
+        parse_faults(str(given["fault"]))
+
+
+def _expect_planned(given: dict[str, object]) -> None:
+    for name, find in (("model", find_model), ("cluster", find_cluster)):
+        if not str(given[name]).startswith("my-"):  # a file of the reader's
+            find(str(given[name]))
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
