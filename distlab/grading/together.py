@@ -43,11 +43,6 @@ def is_past_first(told: list[list[Any]]) -> bool:
     return any(_ends(reports) for reports in told)
 
 
-def past(told: list[list[Any]]) -> int:
-    """How many scenarios all ranks are through with."""
-    return min(len(_ends(reports)) for reports in told)
-
-
 def taken_apart(run: Run, told: list[list[Any]], count: int) -> list[Run]:
     """The run as if each of the `count` scenarios had been one; nothing if it failed.
 

@@ -29,7 +29,13 @@ from distlab.runner.autopsy import NOBODY
 BOOK_SEED = 20  # that of `distlab mutants`, so that it plays nothing twice
 ROOM_S = 30.0  # for a solution that never ends; all others take tenths of a second
 _ALIKE_SHOWN = 3
-_BY_JUDGES = {*RULES, "raised", "local-rank-as-rank", "wrong-dtype"}
+_BY_JUDGES = {
+    *RULES,
+    "raised",
+    "local-rank-as-rank",
+    "wrong-dtype",
+    "no-samples-no-call",
+}
 """Misconceptions that show in how a run ends, or that judges name themselves."""
 
 _READ: dict[tuple[Path, str], list[Entry]] = {}

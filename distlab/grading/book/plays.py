@@ -19,12 +19,14 @@ from distlab.grading.harness import (
     prepared,
     transport,
 )
+from distlab.grading.mismatches import never_waited, unlike_collectives
 from distlab.grading.runs import Records, RunSpec
-from distlab.grading.together import past, play_reported, taken_apart
+from distlab.grading.together import play_reported, taken_apart
 from distlab.runner import Limits, RankContext, Run, RunnerError
 from distlab.runner.rank import resolve
 
-TOGETHER = 12  # solutions in one run: one that hangs holds up few others
+TOGETHER = 12  # solutions in one run: one that fails holds up few others
+RUN_S = 10.0  # a run takes tenths of a second
 _RAISED = "this solution raised an error"
 
 
@@ -48,33 +50,51 @@ def played(
     """Each entry with its records, or None if it hangs or raises.
 
     The ranks, their number, and the seed are those of `runs`. When the time is up, the
-    others are left out. Whatever ran in the same processes as a solution that raised
-    runs again without it.
+    others are left out.
     """
-    left, until = list(entries), time.monotonic() + seconds
-    while left and (seconds := until - time.monotonic()) > 0:
-        now, told = left[:TOGETHER], [list[Any]() for _ in range(runs.world_size)]
-        try:
-            run = _run(now, runs, specs, told, seconds)
-        except RunnerError:
+    until = time.monotonic() + seconds
+    for first in range(0, len(entries), TOGETHER):
+        group = entries[first : first + TOGETHER]
+        records = _records(group, runs, specs, until)
+        if records is None and len(group) > 1:
+            # A rank that is a call ahead meets the others in the next solution: then
+            # nobody knows whose fault it is.
+            for entry in group:
+                alone = _records([entry], runs, specs, until)
+                if time.monotonic() > until:
+                    return
+                yield entry, alone[0] if alone else None
+        elif time.monotonic() > until:
             return
-        parts = taken_apart(run, told, len(now) * len(specs))
-        if run.outcome == "timeout" and time.monotonic() > until:
-            return
-        whole = [parts[n : n + len(specs)] for n in range(0, len(parts), len(specs))]
-        through = past(told) // len(specs)
-        bad = [n for n, own in enumerate(whole) if any(map(_has_raised, own))]
-        bad = bad if whole else [through]
-        done = range(len(now)) if whole and not bad else bad
-        for n in done:
-            records = None if n in bad else dict(zip(specs, whole[n], strict=True))
-            yield now[n], records
-        gone = {now[n].id for n in done}
-        left = [entry for entry in left if entry.id not in gone]
+        else:
+            whole: Sequence[Records | None] = records or [None] * len(group)
+            yield from zip(group, whole, strict=True)
 
 
-def _has_raised(run: Run) -> bool:
-    return _RAISED in run.values
+def _records(
+    entries: Sequence[Entry],
+    runs: PlayedRuns,
+    specs: Sequence[RunSpec],
+    until: float,
+) -> list[Records] | None:
+    """The records of these solutions in one run; None if it doesn't go well."""
+    told: list[list[Any]] = [[] for _ in range(runs.world_size)]
+    seconds = min(RUN_S, until - time.monotonic())
+    if seconds <= 0:
+        return None
+    try:
+        run = _run(entries, runs, specs, told, seconds)
+    except RunnerError:
+        return None
+    parts = taken_apart(run, told, len(entries) * len(specs))
+    if not parts or any(map(_is_wrong, parts)):
+        return None
+    whole = [parts[n : n + len(specs)] for n in range(0, len(parts), len(specs))]
+    return [dict(zip(specs, own, strict=True)) for own in whole]
+
+
+def _is_wrong(run: Run) -> bool:
+    return _RAISED in run.values or bool(unlike_collectives(run) or never_waited(run))
 
 
 def _run(
@@ -119,5 +139,5 @@ def play_each(
 def _result_of(play: Callable[[], Any]) -> Any:
     try:
         return play()
-    except Exception:  # most raise on all ranks, and nobody waits for them
+    except Exception:  # most raise on all ranks: then no rank waits for another
         return _RAISED

@@ -136,13 +136,17 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
         torch.cat([t.detach().double().reshape(-1) for t in tensors])
         for tensors in (cast("Sequence[Tensor]", actual), expected)
     )
+    finite = got.isfinite() & wanted.isfinite()
+    if not _equal(got[~finite], wanted[~finite]):
+        return None
+    got, wanted = got[finite], wanted[finite]
     size = float(wanted.square().sum())
     if not 0 < size < math.inf:
         return None
     factor = float((got * wanted).sum()) / size
     if not close(got, factor * wanted):
         return None
-    if got.abs().max() < FEW * size**0.5:
+    if not factor or got.abs().max() < FEW * size**0.5:
         return "zero"
     for number, said in ((factor, "{} ×"), (1 / factor, "1/{} of")):
         if abs(number - round(number)) < FEW and abs(number) >= 1:

@@ -14,7 +14,6 @@ from distlab.grading.kit.by_name import listed, some_of, wrong_names
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
-    Suspect,
     all_close,
     expect_equal_bits,
     expect_values,
@@ -93,12 +92,10 @@ def average_once(
         n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
     }
     names = {str(gradient.data_ptr()): name for name, gradient in given.items()}
-    weights = [p.data_ptr() for p in model.parameters()]
     return {
         "own": own,
         "after": after,
         "names": names,
-        "weights": weights,
         "shifted": len(shifted),
     }
 
@@ -129,10 +126,6 @@ def gradients_are_the_mean(runs: Runs) -> str | None:
         [flat(state) for state in after],
         same_everywhere(flat(mean), n),
         what=some_of("the averaged gradient", mean, after),
-        suspects=[
-            *_weights_instead(run, [flat(state) for state in own]),
-            *_wrong_means([flat(state) for state in own], flat(mean)),
-        ],
     )
     expect_messages(run, "the gradients are right, but not through comm")
     if n == AGAIN_WORLD:
@@ -172,73 +165,6 @@ def same_calls_same_order(runs: Runs) -> str | None:
     calls = run.ranks[0].calls()
     moved = run.ranks[0].sent_bytes
     return f"n = {runs.world_size}: {len(calls)} calls, {moved:.0f} bytes per rank"
-
-
-def _weights_instead(run: Run, own: list[Tensor]) -> list[Suspect]:
-    """Own gradients, divided or not, on ranks that reduced the parameters."""
-    weights = run.values[0]["weights"]
-    if not any(call["ptr"] in weights for call in run.ranks[0].calls()):
-        return []
-    return [
-        Suspect(
-            slug="own-gradient-only",
-            values=values,
-            sentence="the parameters were all-reduced, not their gradients",
-            rule="p is the weight, p.grad its gradient",
-        )
-        for values in (own, [gradient / run.world_size for gradient in own])
-    ]
-
-
-def _wrong_means(own: list[Tensor], mean: Tensor) -> list[Suspect]:
-    n = len(own)
-    found = [
-        Suspect(
-            slug="sum-not-mean",
-            values=same_everywhere(mean * n, n),
-            sentence=f"your gradient is exactly {n}.00 × the mean on every rank "
-            f"({n} ranks): summed and never divided",
-            rule="the mean is the sum divided by comm.world_size",
-        ),
-        Suspect(
-            slug="divided-twice",
-            values=same_everywhere(mean / n, n),
-            sentence=f"your gradient is exactly 1/{n} of the mean on every rank: "
-            "divided twice",
-            rule="divide once, before or after the sum",
-        ),
-        Suspect(
-            slug="own-gradient-only",
-            values=own,
-            sentence="every rank still has its own gradient: nothing was averaged "
-            "in place",
-            rule="write the mean into the existing .grad",
-        ),
-        Suspect(
-            slug="own-gradient-only",
-            values=[gradient / n for gradient in own],
-            sentence=f"every rank has its own gradient divided by {n}: divided, "
-            "but never summed",
-            rule="sum over the ranks, in place; then divide",
-        ),
-        Suspect(
-            slug="rank0-gradient-for-all",
-            values=same_everywhere(own[0], n),
-            sentence="every rank has rank 0's gradient: the other ranks' data are lost",
-            rule="every rank's gradient counts: sum them, then divide",
-        ),
-    ]
-    return found + [
-        Suspect(
-            slug="hard-coded-two" if wrong == 2 and n > 3 else "",
-            values=same_everywhere(mean * (n / wrong), n),
-            sentence=f"your gradient is {n}/{wrong} of the mean on {n} ranks: "
-            f"as if divided by {wrong}, not by {n}",
-            rule="divide by comm.world_size, whatever it is",
-        )
-        for wrong in (2, 3, 4, 8)
-        if wrong != n
-    ]
 
 
 def _order_difference(run: Run) -> NotYetError | None:

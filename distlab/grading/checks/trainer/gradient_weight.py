@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.trainer.gradient_weight_mistakes import (
-    skipped_none,
-    wrong_means,
-    wrong_weights,
-)
+from distlab.comm import COLLECTIVES
 from distlab.grading.checks.trainer.gradient_weight_runs import (
     FROZEN,
     OVERFLOWN,
@@ -29,10 +26,11 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.by_name import State, listed, some_of
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.uneven import left_early, run_or_name
-from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.kit.values import expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
+from distlab.runner.autopsy import evidence
 
 # Three first: the plain mean, a hard-coded 2 and n - 1 all differ there.
 WORLDS = (3, 2, 4, 7, 1)
@@ -69,8 +67,6 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
             [weights[:2] for weights in found],
             list(counts / counts.sum(0)),
             what=what,
-            suspects=wrong_weights(counts),
-            rule="this rank's samples / the samples of all ranks",
         )
     except NotYetError as error:
         if error.slug != "wrong-dtype":
@@ -124,7 +120,7 @@ def everyone_takes_part(runs: Runs) -> str | None:
         left = left_early(run, empty, "has no samples")
         own = _averaged(n, runs.seed, counts, empty_too=False)
         all_ = _averaged(n, runs.seed, counts, empty_too=True)
-        return left or skipped_none(run, own) or skipped_none(run, all_)
+        return left or _skipped_none(run, own) or _skipped_none(run, all_)
 
     try:
         run = run_or_name(runs, average_with_gaps, name)
@@ -173,11 +169,6 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
         [flat(state) for state in after],
         same_everywhere(flat(mean), run.world_size),
         what=some_of("the averaged gradient", mean, after),
-        suspects=[
-            *wrong_means([flat(state) for state in own], counts),
-            *_with_old(run, mean),
-        ],
-        rule="each rank's gradient times its weight; then the sum over the ranks",
     )
 
 
@@ -192,27 +183,6 @@ def _expect_finite(run: Run) -> None:
             slug="stale-gradient",
             rule=ZEROS,
         )
-
-
-def _with_old(run: Run, mean: State) -> list[Suspect]:
-    """Gradients of an old step are in the sum."""
-    old = [value.get("old", {}) for value in run.values]
-    stale = next((rank for rank, state in enumerate(old) if state), None)
-    if stale is None:
-        return []
-    wrong = {
-        name: sum((state.get(name, 0.0) for state in old), tensor)
-        for name, tensor in mean.items()
-    }
-    return [
-        Suspect(
-            slug="stale-gradient",
-            values=same_everywhere(flat(wrong), run.world_size),
-            sentence=f"rank {stale} has no samples, and the .grad of an earlier step "
-            "is in the sum",
-            rule=ZEROS,
-        )
-    ]
 
 
 def _averaged(
@@ -248,3 +218,42 @@ def _used(state: State) -> State:
         for name, gradient in state.items()
         if name not in UNUSED or bool(gradient.any())
     }
+
+
+def _skipped_none(run: Run, present: list[dict[str, int]]) -> NotYetError | None:
+    """Every rank averages what it has a gradient for, and they have not the same.
+
+    `present` has, for each rank, those parameters with their number of elements.
+    """
+    dtypes = {
+        str(call["dtype"])
+        for record in run.ranks
+        for call in record.calls()
+        if call["op"] in COLLECTIVES and math.prod(call["shape"] or []) > 1
+    }
+    if len(dtypes) > 1:
+        return None  # the misfit is another one
+    for record, sizes in zip(run.ranks, present, strict=True):
+        called = [
+            math.prod(call["shape"] or [])
+            for call in record.calls()
+            if call["op"] in COLLECTIVES
+        ]
+        vectors = [size for size in called if size > 1]
+        one_by_one = [size for size in sizes.values() if size > 1][: len(vectors)]
+        if vectors not in (one_by_one, [sum(sizes.values())]):
+            return None
+    names = max(present, key=len)
+    for rank, own in enumerate(present):
+        lacks = next((name for name in names if name not in own), "")
+        if lacks:
+            return NotYetError(
+                f"rank {rank} passes over {lacks}, whose .grad is None there, while "
+                f"rank {present.index(names)} averages it",
+                slug="none-gradient-skipped",
+                evidence=evidence(run),
+                rule="where .grad is None a rank adds zeros: the calls are the same "
+                "on every rank",
+                fatal=True,
+            )
+    return None

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from distlab.curriculum import load
-from distlab.grading.checks.trainer.gradient_weight_mistakes import PLAIN_MEAN
 from distlab.grading.kit.flat import flat, weights_of
 from distlab.grading.kit.nodes import local_rank
 from distlab.grading.kit.values import Suspect, close, same_everywhere
@@ -28,6 +27,8 @@ Share = Callable[[Tensor, int], Sequence[Tensor]]
 
 Rule = Callable[[list[Tensor], list[int], int], Tensor]
 """`(each rank's mean gradient, its samples, rank)` → with what the rank steps."""
+
+PLAIN_MEAN = "rank means averaged: weigh each rank by its sample count"
 
 
 def _every_nth(places: Tensor, world_size: int) -> Sequence[Tensor]:
