@@ -23,6 +23,7 @@ from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, mutants, new_task, templates
+from distlab.cli.options import Json
 from distlab.cli.plan_verb import plan
 from distlab.cli.screen import stopped, warn
 from distlab.cli.script_args import ScriptCommand
@@ -44,9 +45,6 @@ app = typer.Typer(
 
 Code = Annotated[
     str, typer.Option(help="Whose code to run: mine, reference, or a file of yours.")
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
 Ranks = Annotated[
     list[int] | None, typer.Option("-n", help="Number of ranks. Can be repeated.")

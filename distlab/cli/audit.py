@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
+from distlab.cli.options import Json
 from distlab.cli.screen import show, show_json, waiting
 from distlab.grading.verdict import FAILED, PASS
-
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-]
 
 
 def audit(

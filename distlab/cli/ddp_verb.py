@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from distlab.cli.options import Json
+
 Ranks = Annotated[int, typer.Option("-n", "--world-size", help="Number of ranks.")]
 Epochs = Annotated[int | None, typer.Option(help="Number of passes over the data.")]
 BatchSize = Annotated[
@@ -128,9 +130,6 @@ CheckpointEvery = Annotated[
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue from the newest complete checkpoint."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
 ]
 
 

@@ -8,11 +8,8 @@ from typing import Annotated
 import typer
 
 from distlab.cli.bench import names as benchmarks
+from distlab.cli.options import Json
 from distlab.cli.own_course import need_a_clone
-
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-]
 
 
 def templates(

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from distlab.cli.options import Json
+
 FOR_TASKS, FOR_SCRIPTS = "Options for a task", "Options for a script"
 """Panels of the help; `_require_fitting` refuses an option of the other one."""
 
@@ -39,9 +41,6 @@ Whose = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed for the values that the ranks hold.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-]
 
 
 def sim(
