@@ -11,7 +11,7 @@ REMINDERS = """\
 Also read these again, because no program knows what they should say:
   the unit's guide page: its objectives, and which units the task needs
   the phase's guidelines.md: the row of the unit, and the counterpart in torch
-  docs/contents.md: the row of the unit, and README.md: the hours
+  README.md: the hours
   the phase's answers.toml: perhaps a new question for `distlab quiz`
 Then run `make test`, and regenerate the golden files that count tasks."""
 

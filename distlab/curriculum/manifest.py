@@ -43,6 +43,8 @@ class Task:
     time_limit_s: float = 10.0
     processes: str = ""
     excused: dict[str, str] = field(default_factory=dict)  # standing clause → reason
+    build: str = ""  # the time table's words for it
+    reading_minutes: int = 0
 
     @property
     def unit(self) -> str:
@@ -281,6 +283,8 @@ def _task(data: dict[str, Any]) -> Task:
         time_limit_s=float(_value(data, "time_limit_s", int | float, 10)),
         processes=_value(data, "processes", str, ""),
         excused=_value(data, "excused", dict, {}),
+        build=_value(data, "build", str),
+        reading_minutes=_value(data, "reading_minutes", int),
     )
 
 

@@ -7,13 +7,16 @@ so that an old template can be renewed and a learner's file is never written ove
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from distlab.curriculum.clauses import fill_docstrings, fill_guide
 from distlab.curriculum.manifest import Curriculum
 from distlab.curriculum.regions import make_template
+from distlab.curriculum.tables import fill_contents, fill_readme, fill_time_table
 
 State = Literal["current", "outdated", "missing", "edited"]
 
@@ -45,18 +48,29 @@ def template_files(curriculum: Curriculum) -> list[TemplateFile]:
 
 
 def reworded(curriculum: Curriculum) -> dict[Path, str]:
-    """The solutions and guide pages whose clauses aren't worded as in the manifest.
+    """The texts that don't repeat the manifest word for word, as they should be.
+
+    These are the clauses in solutions and guide pages, and the tables of tasks.
 
     Raises:
         RegionError: a solution's markers are wrong.
         CurriculumError: a solution names a clause that its task doesn't have.
     """
+    root = curriculum.root
+    fills: dict[Path, Callable[[str], str]] = {}
+    for phase in curriculum.phases:
+        for unit in phase.units:
+            fills[unit.solution(root)] = partial(fill_docstrings, unit=unit)
+            fills[unit.guide(root)] = partial(fill_guide, unit=unit)
+        guidelines = root / phase.folder / "guidelines.md"
+        fills[guidelines] = partial(fill_time_table, phase=phase)
+    fills[root / "docs" / "contents.md"] = partial(fill_contents, curriculum=curriculum)
+    fills[root / "README.md"] = partial(fill_readme, curriculum=curriculum)
     found = {}
-    for unit in curriculum.units.values():
-        solution, guide = unit.solution(curriculum.root), unit.guide(curriculum.root)
-        for path, fill in ((solution, fill_docstrings), (guide, fill_guide)):
+    for path, fill in fills.items():
+        if path.is_file():  # a course that came with the wheel has no docs/
             text = path.read_text(encoding="utf-8")
-            if (wanted := fill(text, unit)) != text:
+            if (wanted := fill(text)) != text:
                 found[path] = wanted
     return found
 

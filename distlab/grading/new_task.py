@@ -28,8 +28,10 @@ _MANIFEST = """\
 [[phase.unit.task]]
 number = "{number}"
 id = "{id}"
-title = "TODO: say what the learner builds, in a few words"
+title = "TODO: name the task in a few words"
+build = "TODO: say what the learner builds, for the time table"
 minutes = {minutes}
+reading_minutes = {reading}
 difficulty = 2
 needs = ["{needs}"]
 points = 2
@@ -145,14 +147,12 @@ _ADVICE = """
 ["{id}"]
 C1 = "TODO: say where to look; it must be true of every solution that fails C1"
 """
-_ROW = (
-    "| {number} [`{id}`](guide/{unit}.md#{anchor}) | TODO: name what is built "
-    "| {minutes} | {reading} |\n"
-)
 
 
 def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
     """Write the stubs of a task in an existing unit; return the files it touched.
+
+    The template and the tables of tasks are left to `distlab templates`.
 
     Raises:
         CurriculumError: the number or the id can't be used, and nothing was written.
@@ -169,16 +169,12 @@ def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
         "name": name,
         "unit": unit.name,
         "needs": unit.tasks[-1].id,
-        "anchor": f"{number.replace('.', '')}-{task_id.replace('.', '')}",
         "minutes": str(MINUTES),
         "reading": str(READING),
         **_new_ids(root, unit),
     }
-    folder = root / unit.folder
-    manifest, guidelines = root / "curriculum.toml", folder / "guidelines.md"
+    manifest = root / "curriculum.toml"
     advice = root / "distlab" / "curriculum" / "advice.toml"
-    readme, contents = root / "README.md", root / "docs" / "contents.md"
-    num = len(curriculum.tasks)
     texts = {
         manifest: _in_unit(_text(manifest), unit.name, _MANIFEST.format(**facts)),
         unit.solution(root): _before_main(solution, _SOLUTION.format(**facts)),
@@ -188,12 +184,7 @@ def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
         unit.guide(root): _after_tasks(
             _text(unit.guide(root)), _GUIDE.format(**facts), unit
         ),
-        guidelines: _in_time_table(_text(guidelines), number, _ROW.format(**facts)),
         advice: _text(advice) + _ADVICE.format(**facts),
-        readme: re.sub(rf"\b{num}(?= (?:short )?tasks)", str(num + 1), _text(readme)),
-        contents: _raised(
-            _text(contents), rf"^\| [\d., –]+\| `{unit.name}`.*\| (\d+) \|$", MINUTES
-        ),
     }
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
@@ -260,31 +251,6 @@ def _after_tasks(guide: str, stub: str, unit: Unit) -> str:
     return f"{opening}{stub}{rest}"
 
 
-def _in_time_table(guidelines: str, number: str, row: str) -> str:
-    """In the order of the numbers; the two rows of sums grow, too."""
-    rows = list(re.finditer(r"^\| (\d\.(\d+)) \[.*\n", guidelines, re.MULTILINE))
-    before = [m for m in rows if int(m[2]) < int(number.partition(".")[2])]
-    at = before[-1].end() if before else rows[0].start()
-    text = f"{guidelines[:at]}{row}{guidelines[at:]}"
-    sums = r"^\| \*\*.*\*\* \| \| (\d+) \| (\d+) \|$"
-    return _raised(text, sums, MINUTES, READING)
-
-
-def _raised(text: str, row: str, *amounts: int) -> str:
-    """The numbers in a table's rows, each raised by its amount."""
-
-    def raised(match: re.Match[str]) -> str:
-        line, start = match[0], match.start()
-        for group in range(len(amounts), 0, -1):
-            first, last = (place - start for place in match.span(group))
-            line = (
-                f"{line[:first]}{int(match[group]) + amounts[group - 1]}{line[last:]}"
-            )
-        return line
-
-    return re.sub(row, raised, text, flags=re.MULTILINE)
-
-
 # ── what is left ────────────────────────────────────────────────────────────────────
 
 
@@ -307,7 +273,6 @@ def _todo_lines(curriculum: Curriculum, task: Task) -> Iterator[str]:
         _catalogue(root, task.id),
         unit.hints(root),
         unit.guide(root),
-        root / unit.folder / "guidelines.md",
         root / "distlab" / "curriculum" / "advice.toml",
     ):
         for number, line in enumerate(_text(path).splitlines(), 1):

@@ -11,7 +11,7 @@ import torch
 from distlab.comm import Comm
 from distlab.curriculum import load_curriculum, make_template
 from distlab.curriculum.hints import LEVELS, read_hints
-from distlab.curriculum.manifest import Phase, Unit
+from distlab.curriculum.manifest import Unit
 from distlab.curriculum.misconceptions import fitting_hint, read_misconceptions
 from distlab.curriculum.regions import find_regions
 
@@ -94,33 +94,6 @@ def test_the_hours_of_the_readme_are_those_of_the_time_tables() -> None:
             minutes["(stretch)" in what] += int(keyboard) + int(reading)
         assert abs(int(hours[0]) - minutes[False] / 60) < 1, folder
         assert abs(int(hours[1]) - sum(minutes.values()) / 60) < 1, folder
-
-
-@pytest.mark.parametrize("phase", CURRICULUM.phases, ids=lambda phase: phase.folder)
-def test_a_time_table_has_the_minutes_of_all_tasks_and_their_sums(phase: Phase) -> None:
-    text = (ROOT / phase.folder / "guidelines.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d\.\d+) .*\| (\d+) \| (\d+) \|$", text, re.MULTILINE)
-    tasks = CURRICULUM.tasks_of(phase.number)
-    minutes = {number: (int(build), int(read)) for number, build, read in rows}
-    assert {n: build for n, (build, _) in minutes.items()} == {
-        task.number: task.minutes for task in tasks
-    }
-    sums = re.findall(r"^\| \*\*.*\*\* \| \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
-    core = [minutes[task.number] for task in tasks if not task.stretch]
-    assert [(int(build), int(read)) for build, read in sums] == [
-        (sum(build for build, _ in some), sum(read for _, read in some))
-        for some in (core, [*minutes.values()])
-    ]
-
-
-def test_the_minutes_of_the_contents_are_those_of_the_manifest() -> None:
-    text = (ROOT / "docs/contents.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [\d., –]+\| `(\w+)`.*\| (\d+) \|$", text, re.MULTILINE)
-    core = dict.fromkeys((task.unit for task in CURRICULUM.tasks), 0)
-    for task in CURRICULUM.tasks:
-        core[task.unit] += 0 if task.stretch else task.minutes
-    wanted = {unit: minutes for unit, minutes in core.items() if minutes}
-    assert {unit: int(minutes) for unit, minutes in rows} == wanted
 
 
 @pytest.mark.parametrize("unit", CURRICULUM.units.values(), ids=lambda unit: unit.name)

@@ -10,7 +10,7 @@ import pytest
 
 from distlab.curriculum import Curriculum, CurriculumError, find_root, load_curriculum
 from distlab.curriculum.hints import LEVELS, read_hints
-from distlab.curriculum.pristine import template_files
+from distlab.curriculum.pristine import reworded, template_files
 from distlab.curriculum.regions import functions_of
 from distlab.grading.catalogue import FOLDER, RECORDS, STRESSORS, read_catalogue
 from distlab.grading.new_task import MINUTES, create, left_to_do
@@ -27,7 +27,7 @@ def course(tmp_path: Path) -> Curriculum:
     """A copy of the files that belong to tasks."""
     phases = [phase.folder for phase in COURSE.phases]
     code = ["solutions", "distlab/curriculum", "distlab/grading/checks"]
-    for folder in (*phases, *code, RECORDS):
+    for folder in (*phases, *code, str(RECORDS)):
         copy(folder, tmp_path)
     for name in ("curriculum.toml", "pyproject.toml", "README.md", "docs/contents.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -62,23 +62,34 @@ def test_a_new_task_has_a_stub_in_every_file(course: Curriculum) -> None:
     entries = [entry for entry in read_catalogue(new) if entry.task == ID]
     assert [entry.is_mutant for entry in entries] == [True, True, False]
     assert {file.state for file in template_files(new)} == {"current", "outdated"}
-    readme = root / "README.md"
-    assert before[readme].count(f" {len(course.tasks)} ") == 2
-    assert readme.read_text().count(f" {len(new.tasks)} ") == 2
+    assert texts(root).keys() - before.keys() == {
+        root / "distlab" / "grading" / "checks" / UNIT / f"{NAME}.py",
+        root / FOLDER / UNIT / f"{NAME}.toml",
+    }
 
 
-def test_the_time_tables_still_add_up(course: Curriculum) -> None:
-    path = course.root / course.phase(3).folder / "guidelines.md"
-    before = re.findall(SUMS, path.read_text(), re.MULTILINE)
+def test_the_tables_of_tasks_come_from_the_manifest(course: Curriculum) -> None:
+    assert reworded(course) == {}
     create(course, NUMBER, ID)
-    after = re.findall(SUMS, path.read_text(), re.MULTILINE)
-    grown = [int(b) - int(a) for (a, _), (b, _) in zip(before, after, strict=True)]
+    new, root = load_curriculum(course.root), course.root
+    filled = reworded(new)
+    folder = root / new.phase(3).folder
+    page = new.units[UNIT].guide(root)
+    contents, readme = root / "docs" / "contents.md", root / "README.md"
+    solution = new.units[UNIT].solution(root)
+    assert filled.keys() == {folder / "guidelines.md", page, contents, readme, solution}
+    sums = re.findall(SUMS, filled[folder / "guidelines.md"], re.MULTILINE)
+    before = re.findall(SUMS, (folder / "guidelines.md").read_text(), re.MULTILINE)
+    grown = [int(b) - int(a) for (a, _), (b, _) in zip(before, sums, strict=True)]
     assert grown == [MINUTES, MINUTES]
-    rows = re.findall(r"^\| (3\.\d+) \[", path.read_text(), re.MULTILINE)
-    assert rows[-1] == NUMBER
-    contents = (course.root / "docs" / "contents.md").read_text()
-    minutes = sum(t.minutes for t in course.units[UNIT].tasks if not t.stretch)
-    assert re.search(rf"`{UNIT}`.* \| {minutes + MINUTES} \|$", contents, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (3\.\d+) \[", filled[folder / "guidelines.md"], re.MULTILINE
+    )
+    assert rows == [task.number for task in new.tasks_of(3)]
+    minutes = sum(task.minutes for task in new.units[UNIT].tasks if not task.stretch)
+    row = rf"^\| 3\.6–3\.8, {NUMBER} \| `{UNIT}`.* \| {minutes} \|$"
+    assert re.search(row, filled[contents], re.MULTILINE)
+    assert filled[readme].count(f" {len(new.tasks)} ") == 2
 
 
 def test_what_is_left_is_listed_until_it_is_done(course: Curriculum) -> None:
