@@ -30,7 +30,7 @@ def templates(
 
 def new_task(
     number: Annotated[
-        str, typer.Argument(help="The task's number, such as 3.29.", metavar="NUMBER")
+        str, typer.Argument(help="The task's number, such as 3.34.", metavar="NUMBER")
     ],
     task: Annotated[
         str, typer.Argument(help="Its id: an existing unit and a new name.")
