@@ -9,7 +9,7 @@ FROM python:3.12-slim
 COPY . /src
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /dist /src \
     && python -m pip install --no-cache-dir --no-deps /dist/*.whl \
-    && cd / && PIP_NO_CACHE_DIR=1 python -m distlab setup --torch cpu --extras course \
+    && cd / && PIP_NO_CACHE_DIR=1 python -m distlab setup --torch cpu --extras notebook \
     && rm -r /src /dist
 WORKDIR /course
 CMD ["bash"]

@@ -160,7 +160,8 @@ def test_a_script_that_runs(installed: Installed) -> None:
 
 
 def test_explanations_and_plans(installed: Installed) -> None:
-    for arguments in (["explain", "ring-of-sends"], ["explain-hang", "--help"]):
+    plan = ["plan", "llama-70b", "--gpus", "64"]
+    for arguments in (["explain", "ring-of-sends"], ["explain-hang", "--help"], plan):
         code, said = installed.distlab(*arguments)
         assert code == 0, said
 
