@@ -364,13 +364,12 @@ def _wrapped(name: str, text: str) -> Lines:
 
 def _why(unit: ModuleType, request: Request, best: Plan) -> Lines:
     from distlab.plan.derivation import SYMBOLS, derivations
-    from distlab.plan.formulas import lesson
 
     curriculum = load_curriculum()
     lines: Lines = [("plain", "")]
     lines += [("dim", line) for line in wrapped(SYMBOLS, "  ", "")]
     for one in derivations(unit, request.question, best):
-        number = lesson(curriculum, one.lesson)
+        number = curriculum.task(one.lesson).number
         value = f"{one.name} = {_value(one.value, one.unit)}"
         lines.append(("plain", f"  {value:<60} lesson {number}"))
         for text in (one.formula, one.numbers):

@@ -229,18 +229,7 @@ def _time(unit: ModuleType, question: Question, plan: Plan) -> list[Derivation]:
             lesson="planning.step_time",
         ),
         *_messages(unit, question, plan),
-        Derivation(
-            name="time: bubble",
-            value=time.bubble_s,
-            unit="s",
-            formula="(p - 1) / v · a microbatch with its messages",
-            numbers=f"{layout.pipeline - 1} / {layout.chunks} · "
-            f"({n_(time.compute_s)} + {n_(time.tensor_s)} + {n_(time.context_s)} + "
-            f"{n_(time.pipeline_s)}) / {m}",
-            lesson="pipeline_parallel.interleaved"
-            if layout.chunks > 1
-            else "pipeline_parallel.one_f_one_b",
-        ),
+        *_bubble(plan, m),
     ]
     causes = ("compute", "tensor", "context", "pipeline", "bubble", "data", "update")
     return [
@@ -306,6 +295,26 @@ def _forward(
         numbers=numbers,
         lesson="planning.step_time",
     )
+
+
+def _bubble(plan: Plan, m: int) -> list[Derivation]:
+    layout, time = plan.layout, plan.time
+    if layout.pipeline == 1:
+        return []
+    return [
+        Derivation(
+            name="time: bubble",
+            value=time.bubble_s,
+            unit="s",
+            formula="(p - 1) / v · a microbatch with its messages",
+            numbers=f"{layout.pipeline - 1} / {layout.chunks} · "
+            f"({n_(time.compute_s)} + {n_(time.tensor_s)} + {n_(time.context_s)} + "
+            f"{n_(time.pipeline_s)}) / {m}",
+            lesson="pipeline_parallel.interleaved"
+            if layout.chunks > 1
+            else "pipeline_parallel.one_f_one_b",
+        ),
+    ]
 
 
 def _ring(n: int, num_bytes: float, link: Link) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from distlab.curriculum import Curriculum, load_curriculum
+from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import chosen_unit
 from distlab.curriculum.units import load
 
@@ -20,9 +20,3 @@ def formulas(code: str) -> ModuleType:
     if code == "mine":
         return chosen_unit(load_curriculum(), UNIT, "mine").load()
     return load(UNIT, code)
-
-
-def lesson(curriculum: Curriculum, task: str) -> str:
-    """Return the number of a task, or "" if it isn't one yet."""
-    known = {one.id: one.number for one in curriculum.tasks}
-    return known.get(task, "")
