@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distlab.cli.options import Json
 from distlab.cli.screen import command, processes, show, show_json, waiting
 from distlab.runner.processes import leaving_none
 
@@ -56,9 +57,7 @@ def chaos(
             "file."
         ),
     ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Kill, freeze, starve and cut off ranks of a real run, and check how it ends."""
     if docs:

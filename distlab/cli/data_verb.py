@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from distlab.cli.options import Json
+
 
 def data(
     action: Annotated[
@@ -47,9 +49,7 @@ def data(
             help="For check: number of processes that decode images.",
         ),
     ] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Create an image folder in ImageNet's layout, or check one for problems."""
     if action == "make":

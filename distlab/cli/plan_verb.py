@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from distlab.cli.options import Json
+
 
 def plan(
     model: Annotated[
@@ -81,9 +83,7 @@ def plan(
             help="Whose formulas to use: mine, reference, or a file of yours."
         ),
     ] = "reference",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Find the fastest layout that fits, and derive its time, memory and MFU."""
     from distlab.cli.plan import plan
