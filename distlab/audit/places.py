@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from distlab.paths import is_users_code
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Place:
@@ -21,14 +23,6 @@ class Place:
 
 
 @functools.cache
-def is_users(file: str) -> bool:
-    """Return True for code that is neither Python's, nor installed, nor distlab's."""
-    from distlab.sim.torch.belongings import is_library
-
-    return not file.startswith("<") and not is_library(Path(file))
-
-
-@functools.cache
 def real_file(file: str) -> str:
     """Return the path of a file, however the script came to it."""
     return str(Path(file).resolve())
@@ -38,7 +32,7 @@ def here() -> Place | None:
     """Return the innermost line of the user's code on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_users_code(frame.f_code.co_filename):
             return Place(real_file(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back
     return None

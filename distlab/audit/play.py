@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlab.audit.log import Event, Log
-from distlab.audit.places import Place, is_users, real_file
+from distlab.audit.places import Place, real_file
+from distlab.paths import is_users_code
 from distlab.runner import Cluster, Limits, RankContext
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def trouble_of(record: Any) -> Trouble | None:
 
 def _users(frames: Any) -> Place | None:
     for file, line in reversed(list(frames)):
-        if is_users(file):
+        if is_users_code(file):
             return Place(real_file(file), line)
     return None
 

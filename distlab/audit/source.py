@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from distlab.audit.places import Place, is_users
+from distlab.audit.places import Place
+from distlab.paths import is_users_code
 
 _RANK = re.compile(
     r"\b(local_|global_|node_)?rank\b|get_rank|is_main|is_master|main_process|master|"
@@ -92,7 +93,7 @@ def with_around(place: Place, mentions: str) -> Place | None:
 def attribute_set_at(cls: type, name: str) -> Place | None:
     """Return the line of a class's `__init__` that sets an attribute, if one does."""
     code = getattr(getattr(cls, "__init__", None), "__code__", None)
-    if code is None or not is_users(code.co_filename):
+    if code is None or not is_users_code(code.co_filename):
         return None
     return _set_below(Place(code.co_filename, code.co_firstlineno), name)
 

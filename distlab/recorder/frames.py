@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import os
-import sysconfig
-from pathlib import Path
 from types import CodeType, FrameType
+
+from distlab.paths import is_users_code
 
 Place = tuple[str, int]
 """A file and a line."""
 
 MOST_FRAMES = 64
-_OURS = (str(Path(__file__).parents[1]) + os.sep,)
-_LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}
-)
-_is_users: dict[CodeType, bool] = {}
 
 
 def is_users(code: CodeType) -> bool:
     """Return True for code that is neither a library's nor ours."""
-    known = _is_users.get(code)
-    if known is None:
-        file = code.co_filename
-        known = not (
-            file.startswith(("<", *_OURS, *_LIBRARIES)) or "site-packages" in file
-        )
-        _is_users[code] = known
-    return known
+    return is_users_code(code.co_filename)
 
 
 def place_of(frame: FrameType | None) -> Place | None:

@@ -22,17 +22,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Collection, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
+from distlab.paths import is_users_code
 from distlab.sim.generators import (
     Generators,
     OneGenerator,
@@ -158,31 +154,12 @@ def _top(name: str) -> str:
 def _is_users(spec: ModuleSpec) -> bool:
     """Whether it is Python source, or a folder of it, outside of the libraries."""
     if spec.origin is None:  # a folder without __init__.py
-        places = [Path(place) for place in spec.submodule_search_locations or ()]
+        places = list(spec.submodule_search_locations or ())
     elif isinstance(spec.loader, SourceFileLoader):
-        places = [Path(spec.origin)]
+        places = [spec.origin]
     else:
         return False
-    return bool(places) and not any(is_library(place) for place in places)
-
-
-def is_library(place: Path) -> bool:
-    """Whether a file is part of Python, of an installed package, or of distlab."""
-    place = place.resolve()
-    return "site-packages" in place.parts or any(
-        place.is_relative_to(folder) for folder in _LIBRARIES
-    )
-
-
-_LIBRARIES = {
-    Path(folder).resolve()
-    for folder in (
-        *(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        os.path.dirname(torch.__file__),
-        str(Path(__file__).parents[2]),
-    )
-}
+    return bool(places) and all(is_users_code(place) for place in places)
 
 
 def own_process(
