@@ -67,7 +67,7 @@ def accumulate_once(
     runs=[on_ranks(accumulate_once)],
 )
 def every_sample_counts_alike(runs: Runs) -> str | None:
-    """V: each rank's contribution, against every microbatch by itself."""
+    """Each rank's contribution, against every microbatch by itself."""
     n = runs.world_size
     run = runs.finished(accumulate_once)
     means = first_means(runs.seed, turned(RAGGED, runs.seed)[:n])
@@ -88,7 +88,7 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
     runs=[on_ranks(accumulate_once)],
 )
 def one_microbatch_at_a_time(runs: Runs) -> str | None:
-    """J: what autograd keeps at its peak, against one microbatch alone."""
+    """What autograd keeps at its peak, against one microbatch alone."""
     run = runs.finished(accumulate_once)
     worst = max(run.values, key=lambda value: value["peak"] / value["one"])
     if worst["peak"] > ROOM * worst["one"]:

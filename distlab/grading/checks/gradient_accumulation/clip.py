@@ -85,7 +85,7 @@ def clip_steps(
 
 @clause("gradient_accumulation.clip", "C1", worlds=WORLDS, runs=[on_ranks(clip_steps)])
 def clipped_once(runs: Runs) -> str | None:
-    """V: after some steps the weights are those of the single-process baseline."""
+    """After some steps the weights are those of the single-process baseline."""
     n, seed = runs.world_size, runs.seed
     run = runs.finished(clip_steps)
     _expect_steps(run)
@@ -169,7 +169,7 @@ def _plays(world_size: int) -> list[RunSpec]:
 
 @clause("gradient_accumulation.clip", "C2", worlds=WORLDS, runs=_plays)
 def norm_before_clipping(runs: Runs) -> str | None:
-    """V: the returned float is the norm of the full gradient, on every rank."""
+    """The returned float is the norm of the full gradient, on every rank."""
     told = expect_norms(runs.finished(clip_steps), runs.seed, "clip")
     if runs.world_size == WORLDS[0]:
         # No baseline here trains some of the parameters only.

@@ -101,7 +101,7 @@ def _count_sends(sent: list[int]) -> Callable[..., Any]:
     "gradient_accumulation.port", "C1", worlds=WORLDS, runs=[on_ranks(ported_steps)]
 )
 def weights_of_one_process(runs: Runs) -> str | None:
-    """V: as in task 2.3."""
+    """As in task 2.3."""
     n, run = runs.world_size, finished(runs, ported_steps)
     expect_weights(run, runs.seed)
     return f"n = {n}: the weights of the baseline, with torch.distributed alone"
@@ -111,7 +111,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
     "gradient_accumulation.port", "C2", worlds=(3, 2), runs=[on_ranks(ported_steps)]
 )
 def sent_once(runs: Runs) -> str | None:
-    """J: how many elements torch was asked to sum over the ranks, in a step."""
+    """How many elements torch was asked to sum over the ranks, in a step."""
     run = finished(runs, ported_steps)
     size = sum(parameter.numel() for parameter in Zoo(0).parameters())
     sent = [value["sent"] for value in run.values]
@@ -137,6 +137,6 @@ def sent_once(runs: Runs) -> str | None:
     "gradient_accumulation.port", "C3", worlds=WORLDS, runs=[on_ranks(ported_steps)]
 )
 def norm_before_clipping(runs: Runs) -> str | None:
-    """V: as in task 2.3."""
+    """As in task 2.3."""
     expect_norms(finished(runs, ported_steps), runs.seed, "with_torch")
     return None

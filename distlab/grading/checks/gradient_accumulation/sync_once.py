@@ -63,7 +63,7 @@ def sync(
 
 @clause("gradient_accumulation.sync_once", "C1", worlds=WORLDS, runs=[on_ranks(sync)])
 def mean_over_the_step(runs: Runs) -> str | None:
-    """V: every rank's gradients are those of the whole batch, the same bits."""
+    """Every rank's gradients are those of the whole batch, the same bits."""
     n = runs.world_size
     run = runs.finished(sync)
     means = first_means(runs.seed, LEVEL[:n], n == IDLE)
@@ -88,7 +88,7 @@ def mean_over_the_step(runs: Runs) -> str | None:
     runs=[on_ranks(sync), on_ranks(sync, fine=True)],
 )
 def sent_once(runs: Runs) -> str | None:
-    """J: the elements that are sent, with three microbatches and with five."""
+    """The elements that are sent, with three microbatches and with five."""
     few, many = runs.finished(sync), runs.finished(sync, fine=True)
     size = sum(p.numel() for p in Zoo(runs.seed).parameters())
     sent = [max(_gradients_sent(run)) for run in (few, many)]
