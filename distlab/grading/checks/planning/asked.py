@@ -9,11 +9,13 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from distlab.grading.checks.planning import forms
 from distlab.grading.checks.planning.questions import CALLS, Call
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs
-from distlab.grading.verdict import NotYetError
+from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY
 
@@ -87,7 +89,13 @@ def expect_answers(
             if not _close(got[name], right[name])
         ]
     if wrong:
-        raise _wrong(function, wrong, len(rows))
+        shares = [
+            _share(got[name], right[name])
+            for _, right, got in rows
+            if isinstance(right, dict) and isinstance(got, dict)
+            for name in names or right
+        ]
+        raise _wrong(function, names, wrong, shares)
     return f"{function}: {len(rows)} questions"
 
 
@@ -98,13 +106,25 @@ def _close(got: float, right: float) -> bool:
 Row = tuple[Call, str, float, float]
 
 
-def _wrong(function: str, rows: list[Row], asked: int) -> NotYetError:
+def _share(got: float, right: float) -> float:
+    """Of the right answer, so that small answers tell as much as large ones."""
+    return got / right if right else 1 + got
+
+
+def _wrong(
+    function: str, names: tuple[str, ...], rows: list[Row], shares: list[float]
+) -> NotYetError:
     call, name, right, got = rows[0]
     what = f"{function}(…).{name}" if name else f"{function}(…)"
     return NotYetError(
         f"{what} is {_number(got)}, expected {_number(right)}{_ratio(rows)}: "
         f"{call.words}",
         evidence=_lines(rows),
+        difference=Difference(
+            what=" ".join((function, *names)),
+            actual=(torch.tensor(shares, dtype=torch.float64),),
+            tolerance=CLOSE,
+        ),
     )
 
 
