@@ -82,6 +82,7 @@ class Grader:
         self._worlds = tuple(worlds)
         self._first, self._on_first, self._on_step = first, on_first, on_step
         self._on_played = on_played
+        self._unfulfilled: set[str] = set()  # clauses of the task that is judged
 
     def grade(
         self,
@@ -110,6 +111,7 @@ class Grader:
         self, verdict: TaskVerdict, task: Task, impl: Implementation
     ) -> TaskVerdict:
         played: dict[int, PlayedRuns] = {}
+        self._unfulfilled.clear()
         try:
             self._cluster.warm(
                 *self._curriculum.units[task.unit].preload,
@@ -244,7 +246,13 @@ class Grader:
     def _named(
         self, check: Check, runs: PlayedRuns, failure: NotYetError
     ) -> NotYetError:
-        """The failure under the name that the book of mistakes has for it."""
+        """The failure under the name that the book of mistakes has for it.
+
+        Only the first clause that fails is at the head of a verdict.
+        """
+        if any(clause < check.clause for clause in self._unfulfilled):
+            return failure
+        self._unfulfilled.add(check.clause)
         return named(self._curriculum, check, runs, failure)
 
     def _world_sizes(self, check: Check) -> tuple[int, ...]:

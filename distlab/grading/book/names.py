@@ -56,7 +56,8 @@ def named(
 def _chapters(curriculum: Curriculum, check: Check) -> Iterator[list[Entry]]:
     """Wrong solutions of the clause; then of the unit's tasks that this one builds on.
 
-    A learner may have written their part anew, with the same mistake in it.
+    A learner may have written their part anew, with the same mistake in it. One entry
+    stands for each misconception of theirs.
     """
     needs = curriculum.task(check.task).needs
     entries = [
@@ -65,7 +66,8 @@ def _chapters(curriculum: Curriculum, check: Check) -> Iterator[list[Entry]]:
         if entry.is_mutant and entry.slug not in _BY_JUDGES and not entry.limit_s
     ]
     yield [e for e in entries if (e.task, e.clause) == (check.task, check.clause)]
-    yield [entry for entry in entries if entry.task in needs and entry.slug]
+    others = [entry for entry in entries if entry.task in needs and entry.slug]
+    yield list({entry.slug: entry for entry in reversed(others)}.values())
 
 
 def _alike(
