@@ -158,6 +158,13 @@ def test_a_node_has_as_many_devices_as_ranks(play: Callable[..., SimRun]) -> Non
     text = "import os, torch\ntorch.cuda.set_device(int(os.environ['RANK']))"
     done = play(text, 4, per_node=2)
     assert [r.status for r in done.ranks] == [*["finished"] * 2, *["raised"] * 2]
+    text = """
+import os, torch
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(f"cuda:{rank}")
+assert torch.cuda.current_device() == rank
+"""
+    assert play(text, 130).outcome == "finished"
     text = "import torch\nassert not torch.cuda.is_available()"
     assert play(text, 2, device="cpu").outcome == "finished"
 

@@ -72,6 +72,8 @@ def set_device(device: Any) -> None:
     index = device if isinstance(device, int) else torch.device(device).index
     if index is None:
         return
+    if index < 0:
+        index += 256  # torch keeps the number in a signed byte
     if not 0 <= index < _rank().per_node:
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: this is device {index} of a node "
