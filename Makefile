@@ -14,7 +14,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ test-all: test test-slow test-touched  ## run test, test-slow and test-touched
 test-tracking: .venv/.ready-tracking  ## test with real MLflow, TensorBoard and Prometheus
 	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \
 	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
+
+test-portable: .venv/.ready  ## test learners' commands on a Linux that pretends to be no Unix
+	@$(PY) -m pytest -p no:nbval tests/portable
 
 test-manifests: .venv/.ready-manifests  ## validate the Kubernetes and compose files
 	@$(PY) -m pytest tests/deployment/test_manifests.py

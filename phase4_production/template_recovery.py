@@ -21,7 +21,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 
 from distlab.given.recovering import (
     COMPUTE,
@@ -44,6 +44,7 @@ from distlab.given.recovering import (
     exit_code_of,
     show,
 )
+from distlab.given.sigkill import SIGKILL
 
 LEAST = 5  # with fewer durations nothing is known about a run's steps
 SLOW = 2.0  # times the usual step: then a rank is late

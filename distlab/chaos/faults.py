@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import statistics
 import time
@@ -89,6 +88,8 @@ class Faults:
         if self._num_full:
             self._num_full -= 1
             if not self._num_full:
+                import resource
+
                 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
@@ -154,6 +155,8 @@ class Faults:
 
     def _fill(self, step: int) -> None:
         self._note(step, f"room for {ROOM_BYTES >> 10} KiB per file (RLIMIT_FSIZE)")
+        import resource
+
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))
         self._num_full = FULL_SAVES

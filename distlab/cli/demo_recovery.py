@@ -121,7 +121,7 @@ def _follow(folder: Path, is_over: threading.Event) -> None:
         ends = is_over.is_set()
         lines, fired = read_ledgers(folder), folder / FIRED
         if fired.exists():
-            one = json.loads(fired.read_text())
+            one = json.loads(fired.read_text(encoding="utf-8"))
             text = f"rank {one['rank']} gets SIGKILL in step {one['step']}"
             events = [(one["t"], "fired", text, "fail")]
         else:

@@ -352,7 +352,7 @@ def _memory(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -381,11 +381,11 @@ def _state_folder() -> Path | None:
 
 
 def _start_twice() -> Start:
-    from distlab.runner import Cluster
+    from distlab.ranks import new_cluster
     from distlab.runner.selftest import all_agree
 
     began = time.perf_counter()
-    with Cluster() as cluster:
+    with new_cluster() as cluster:
         first = cluster.run(all_agree, NUM_RANKS)
         first_s = time.perf_counter() - began
         warm = cluster.run(all_agree, NUM_RANKS)

@@ -49,7 +49,9 @@ def check_ranks(
             selftest_script(), result, nproc_per_node=num_ranks, log_dir=folder
         )
         seconds = time.perf_counter() - began
-        found = json.loads(result.read_text()) if result.exists() else {}
+        found = (
+            json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        )
     name = f"{num_ranks} ranks" if num_ranks > 1 else "1 rank"
     if code or not found:
         figure = f"exit code {code}" if code else "the ranks wrote no result"

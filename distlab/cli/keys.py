@@ -17,9 +17,18 @@ def pressed_keys() -> Iterator[Callable[[], str]]:
     if not sys.stdin.isatty():
         yield lambda: ""
         return
-    import select
-    import termios
-    import tty
+    if sys.platform == "win32":
+        import msvcrt
+
+        yield lambda: msvcrt.getwch() if msvcrt.kbhit() else ""
+        return
+    try:
+        import select
+        import termios
+        import tty
+    except ImportError:
+        yield lambda: ""
+        return
 
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)

@@ -20,7 +20,9 @@ else:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OPEN = (
-    os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # don't wait if it is a pipe
+    getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # don't wait if it is a pipe
 )
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # never write outside the folder
 
@@ -32,10 +34,10 @@ class RealDisk:
     drive says that it has the data. A rename is atomic. When a disk fills up, people
     sometimes move a file elsewhere and leave a link. You can read and remove such a
     link, but you can't write through it. We refuse pipes and folders that others have
-    put there.
+    put there. Windows can't open a folder, so there is no such disk.
 
     Raises:
-        DiskError: we can't create or open the folder.
+        DiskError: we can't create or open the folder, or this is Windows.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -43,6 +45,8 @@ class RealDisk:
             raise DiskError(
                 f'"{folder}" is an address, not a folder: mount it, and name the folder'
             )
+        if not hasattr(os, "O_DIRECTORY"):
+            raise DiskError("this system can't make the names in a folder durable")
         self.folder = Path(folder).absolute()
         with _in_words(str(self.folder)):
             made = _make(self.folder)

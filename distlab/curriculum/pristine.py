@@ -81,7 +81,9 @@ def write_templates(curriculum: Curriculum, files: list[TemplateFile]) -> None:
         if file.state in ("missing", "outdated"):
             file.path.write_text(file.text, encoding="utf-8")
     digests = _known(curriculum) | {_digest(file.text) for file in files}
-    _list(curriculum).write_text("".join(f"{digest}\n" for digest in sorted(digests)))
+    _list(curriculum).write_text(
+        "".join(f"{digest}\n" for digest in sorted(digests)), encoding="utf-8"
+    )
 
 
 def _state(path: Path, text: str, known: set[str]) -> State:
@@ -98,7 +100,7 @@ def _state(path: Path, text: str, known: set[str]) -> State:
 
 def _known(curriculum: Curriculum) -> set[str]:
     path = _list(curriculum)
-    return set(path.read_text().split()) if path.exists() else set()
+    return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
 
 
 def _list(curriculum: Curriculum) -> Path:

@@ -7,14 +7,15 @@ of the course in a wheel isn't the learner's, so in its place we use the home di
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from distlab.curriculum.manifest import BUNDLED
 
@@ -141,8 +142,8 @@ class Progress:
     def _change(self) -> Iterator[dict[str, Any]]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / "lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with open(self.folder / "lock", "w", encoding="utf-8") as lock:
+                _wait_for(lock)
                 state = self.read()
                 if not state:
                     self._put_aside()
@@ -163,12 +164,31 @@ class Progress:
         # Beside, then renamed: a full disk or Ctrl-C leaves the old file whole.
         handle, name = tempfile.mkstemp(dir=self.folder, prefix="progress")
         try:
-            with os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(state, file, indent=1, sort_keys=True)
             os.replace(name, self._path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def _wait_for(lock: IO[str]) -> None:
+    """Hold the lock on a file until it is closed, on the systems that have locks."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while True:  # LK_LOCK would give up after ten seconds
+            try:
+                msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def read_regular(path: Path) -> bytes:
         OSError: we can't read it.
     """
     # Without O_NONBLOCK, opening a pipe waits until something writes into it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

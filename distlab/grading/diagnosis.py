@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from distlab.comm import COLLECTIVES, Event
 from distlab.grading.mismatches import (
     RULE_RING,
@@ -18,6 +16,7 @@ from distlab.runner import ErrorRecord, RankRecord, Run
 from distlab.runner.autopsy import SENDS, describe, explain
 from distlab.runner.pairs import pairs
 from distlab.runner.record import LINE_LOST
+from distlab.runner.signals import exit_code_in, signal_in
 
 _ENDS = ("dst", "src")
 
@@ -48,9 +47,9 @@ def _died(run: Run, first: RankRecord | None) -> NotYetError:
     """A rank's process ended: by its own call of exit, or otherwise."""
     status = first.exit_status if first else None
     verdict = not_yet(run, "rank-died")
-    if status is None or not os.WIFEXITED(status):
+    if status is None or signal_in(status):
         return verdict.but(rule="")
-    return verdict.but(rule="") if os.WEXITSTATUS(status) == LINE_LOST else verdict
+    return verdict.but(rule="") if exit_code_in(status) == LINE_LOST else verdict
 
 
 def _rule_for(error: ErrorRecord) -> str:

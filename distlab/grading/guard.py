@@ -118,7 +118,10 @@ def _history(folder: Path) -> list[Path]:
 
 def _start_no_program() -> None:
     """Close the one door to other programs at which Python calls no hook."""
-    import _posixsubprocess
+    try:
+        import _posixsubprocess
+    except ImportError:  # Windows, where Python calls the hook for every program
+        return
 
     def fork_exec(arguments: Sequence[object], *_: object) -> int:
         raise ForbiddenError(f"a rank may not start another program: {arguments[0]!r}")
@@ -208,12 +211,12 @@ class _Guard:
         pid = values[0]
         if pid < 0:
             self._kill_group(event, (-pid,))
-        elif pid not in (0, os.getpid()) and _group_of(pid) != os.getpgrp():
+        elif pid not in (0, os.getpid()) and _group_of(pid) != _own_group():
             raise ForbiddenError(f"a rank may not send a signal to process {pid}")
 
     def _kill_group(self, _event: str, values: tuple[Any, ...]) -> None:
         # Group 1, as kill(-1) has it, is every process there is.
-        if values[0] not in (0, os.getpgrp()):
+        if values[0] not in (0, _own_group()):
             raise ForbiddenError("a rank may not send a signal to other processes")
 
     def _talk(self, event: str, values: tuple[Any, ...]) -> None:
@@ -238,17 +241,22 @@ def _limit(_event: str, _values: tuple[Any, ...]) -> None:
     raise ForbiddenError("a rank may not change its own limits")
 
 
+def _own_group() -> int:
+    return os.getpgrp() if hasattr(os, "getpgrp") else 0
+
+
 def _group_of(pid: int) -> int:
     try:
         return os.getpgid(pid)
-    except OSError:
+    except (OSError, AttributeError):  # Windows has no groups of processes
         return -1
 
 
 def _resolved(path: Any, folder: int | None) -> str | None:
     try:
         text = os.fsdecode(path)
-        if folder is not None and folder >= 0 and not os.path.isabs(text):
+        is_open = folder is not None and folder >= 0  # on Linux, and nowhere else
+        if is_open and not os.path.isabs(text):
             text = f"/proc/self/fd/{folder}/{text}"
         return os.path.realpath(text)
     except (OSError, TypeError, ValueError):  # no folder to count from, or no path

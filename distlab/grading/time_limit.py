@@ -12,8 +12,9 @@ from types import FrameType
 @contextmanager
 def no_longer_than(seconds: float, sentence: str) -> Iterator[None]:
     """Have it raise TimeoutError with this sentence; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals do not come to others
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "setitimer"):
+        yield  # signals do not come to others, and on Windows there is no such one
         return
 
     def give_up(_number: int, _frame: FrameType | None) -> None:

@@ -12,13 +12,14 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
 from distlab.given import elastic as given
 from distlab.given.launching import Begin, Finish, Interrupted
 from distlab.given.recovering import Ended, Frozen, Ready, Signal, Start, exit_code_of
+from distlab.given.sigkill import SIGKILL
 from distlab.launch.config import LaunchConfig
 from distlab.launch.decisions import UnitDecisions
 

@@ -90,7 +90,7 @@ class JsonLines:
 
 def _write_run(folder: Path, run: Mapping[str, Any]) -> None:
     beside = folder / f"{RUN}.part"  # whoever reads meanwhile finds a whole file
-    beside.write_text(json.dumps(dict(run), indent=1) + "\n")
+    beside.write_text(json.dumps(dict(run), indent=1) + "\n", encoding="utf-8")
     beside.replace(folder / RUN)
 
 
@@ -106,7 +106,9 @@ def _keep_up_to(path: Path, step: int) -> None:
     """Remove the lines of later steps, and a torn one."""
     kept = [values for values in _lines(path) if values.get("step", 0) <= step]
     beside = path.with_suffix(".part")
-    beside.write_text("".join(json.dumps(values) + "\n" for values in kept))
+    beside.write_text(
+        "".join(json.dumps(values) + "\n" for values in kept), encoding="utf-8"
+    )
     beside.replace(path)
 
 

@@ -32,7 +32,7 @@ from distlab.launch.pages import PAGE
 from distlab.pytest_plugin.job import Job
 from distlab.recorder.frames import is_users
 
-SHOW = signal.SIGUSR2
+SHOW = getattr(signal, "SIGUSR2", signal.SIGTERM)  # real ranks are on Linux
 """Tells a rank to print the stacks of its threads."""
 _LONGEST = 60_000  # characters of a traceback in a packet
 

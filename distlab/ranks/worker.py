@@ -136,7 +136,7 @@ class Worker:
         with (folder / PLACE).open("w+b") as file:
             file.truncate(1)
             self._place = mmap.mmap(file.fileno(), 1)
-        self._stacks = (folder / STACKS).open("w")
+        self._stacks = (folder / STACKS).open("w", encoding="utf-8")
         self._is_capped = False
         self._writing = threading.Lock()  # a rank's own threads may report too
 
@@ -306,3 +306,6 @@ def main(arguments: list[str]) -> None:
     worker = Worker(requests, answers, Path(folder))
     _take_over()
     worker.serve()
+    # The parent removes it, unless it was killed; one can't remove where one is.
+    os.chdir(os.path.dirname(folder))
+    shutil.rmtree(folder, ignore_errors=True)

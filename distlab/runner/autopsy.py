@@ -13,7 +13,12 @@ from distlab.comm import ANY, Event
 from distlab.paths import shown
 from distlab.runner.abort import misfit_of
 from distlab.runner.record import LINE_LOST, ErrorRecord, RankRecord, Run
-from distlab.runner.signals import meaning_of_signal, name_of_signal
+from distlab.runner.signals import (
+    exit_code_in,
+    meaning_of_signal,
+    name_of_signal,
+    signal_in,
+)
 
 _FEW = 4  # ranks that are named one by one
 _OUR_COMM = re.compile(
@@ -167,9 +172,9 @@ def explain_end(record: RankRecord) -> str:
             "was ended by the transport (SIGABRT): it received more bytes than "
             "its tensor holds"
         )
-    if os.WIFSIGNALED(status):
-        return _killed(os.WTERMSIG(status), _spot(own_frame(record.stack)))
-    code = os.waitstatus_to_exitcode(status)
+    if number := signal_in(status):
+        return _killed(number, _spot(own_frame(record.stack)))
+    code = exit_code_in(status)
     if code == LINE_LOST:
         return "closed or replaced a file descriptor of distlab's, and was not heard of"
     return f"ended its process (exit status {code}) before it was done"
@@ -184,10 +189,8 @@ def _killed(number: int, at: str) -> str:
 def ended_by_transport(record: RankRecord) -> bool:
     """Whether gloo ended this rank: more bytes came than its tensor holds."""
     status = record.exit_status
-    aborted = status is not None and os.WIFSIGNALED(status)
     return (
-        aborted
-        and os.WTERMSIG(status or 0) == signal.SIGABRT
+        signal_in(status or 0) == signal.SIGABRT
         and "gloo::" in record.output
         # It ends a process for other reasons too, such as a lost descriptor.
         and ("enforce fail" not in record.output or "nbytes" in record.output)

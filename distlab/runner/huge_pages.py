@@ -35,7 +35,7 @@ def moves_to_huge_pages() -> Iterator[None]:
 
 def _heap() -> Iterator[tuple[int, int]]:
     """Where it is, in whole huge pages."""
-    for line in _MAPS.read_text().splitlines():
+    for line in _MAPS.read_text(encoding="utf-8").splitlines():
         addresses, access, _offset, _device, _inode, *name = line.split(maxsplit=5)
         if access == "rw-p" and name in ([], ["[heap]"]):
             first, end = (int(address, 16) for address in addresses.split("-"))

@@ -55,7 +55,7 @@ def cap_files() -> None:
 
 
 def _private_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     return 0

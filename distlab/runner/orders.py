@@ -22,11 +22,16 @@ from distlab.runner.zygote_protocol import send_request
 
 Kind = Literal["kill", "freeze", "thaw", "restart"]
 _SIGNALS = {
-    "kill": signal.SIGKILL,
-    "freeze": signal.SIGSTOP,
-    "thaw": signal.SIGCONT,
-    "restart": signal.SIGKILL,
+    "kill": "SIGKILL",
+    "freeze": "SIGSTOP",
+    "thaw": "SIGCONT",
+    "restart": "SIGKILL",
 }
+
+
+def signal_of(kind: Kind) -> int:
+    """Return the signal that carries out an order, on a system that has it."""
+    return signal.Signals[_SIGNALS[kind]]
 
 
 @dataclass
@@ -113,7 +118,7 @@ class Hands:
             if not is_dead and not order.is_begun:
                 order.is_begun = True
                 self._ask(
-                    {"k": "signal", "pid": record.pid, "signal": _SIGNALS[order.kind]}
+                    {"k": "signal", "pid": record.pid, "signal": signal_of(order.kind)}
                 )
             if order.kind == "restart":
                 if not is_dead:

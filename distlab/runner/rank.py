@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
@@ -107,12 +107,16 @@ def settle_in(folder: Path, number: int, home: str, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = _printed_to(1)
+    sys.stderr = _printed_to(2)
     stacks.write_to(folder / f"stack{number}")
     (folder / home).mkdir(exist_ok=True)  # who is started again finds its files
     # Files that a rank writes by accident land here, and go with the run.
     os.chdir(folder / home)
+
+
+def _printed_to(descriptor: int) -> TextIO:
+    return open(descriptor, "w", 1, encoding="utf-8", closefd=False)
 
 
 def _work(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 _MOST_BYTES = 1 << 16  # Python writes at most 100 frames
 _FRAME = re.compile(r'File "(.+)", line (\d{1,9})\b')
+# Windows has no pipes and no links in the place of a file that we would have to fear.
+_NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KEPT_OPEN: list[object] = []
 
 
@@ -20,7 +22,7 @@ def write_to(path: Path) -> None:
     Of the thread concerned only: a thread of the transport that ends the process has
     no place in the program.
     """
-    file = path.open("w")
+    file = path.open("w", encoding="utf-8")
     _KEPT_OPEN.append(file)
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
     faulthandler.enable(file=file, all_threads=False)
@@ -33,13 +35,13 @@ def read_from(path: Path) -> tuple[tuple[str, int], ...]:
     followed, and a file without end not read to it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | _NOT_WAITING)
     except OSError:
         return ()
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ()
-        text = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+        text = os.read(descriptor, _MOST_BYTES).decode(errors="replace")
     except OSError:
         return ()
     finally:

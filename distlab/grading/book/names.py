@@ -138,7 +138,7 @@ class _Look:
         path = self._path(mine, specs)
         marks: dict[str, tuple[str, Mark] | None] = {}
         with contextlib.suppress(OSError, ValueError):
-            marks = json.loads(path.read_text())
+            marks = json.loads(path.read_text(encoding="utf-8"))
         missing = [entry for entry in entries if entry.id not in marks]
         if not missing:
             return marks
@@ -152,7 +152,7 @@ class _Look:
                     marks[entry.id] = left.what, mark_of(left)
         with contextlib.suppress(OSError):  # without it the next check plays them again
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(marks))
+            path.write_text(json.dumps(marks), encoding="utf-8")
         return marks
 
     def _path(self, mine: PlayedRuns, specs: tuple[RunSpec, ...]) -> Path:

@@ -109,7 +109,10 @@ def reference_bills(
     digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:12]
     path = _folder(reference.path) / f"{task}-{digest}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        bills = [Bill.from_json(told) for told in json.loads(path.read_text())]
+        bills = [
+            Bill.from_json(told)
+            for told in json.loads(path.read_text(encoding="utf-8"))
+        ]
         return dict(zip(specs, bills, strict=True)), None
     try:
         twice = played_twice(runs.of(runs.impl.reference_alone), specs)
@@ -118,7 +121,7 @@ def reference_bills(
     told = [twice.bills[spec].to_json() for spec in specs]
     with contextlib.suppress(OSError):  # without it the next check plays it again
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(told), encoding="utf-8")
     return twice.bills, twice
 
 

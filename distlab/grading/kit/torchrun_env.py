@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,7 +63,7 @@ def host_store(context: RankContext, patience_s: float) -> int:
         port[0] = store.port
     unrecorded(context.comm).broadcast(port, 0)
     # By number: a laptop's host name may resolve to an interface that is down.
-    loopback = {"Linux": "lo", "Darwin": "lo0"}.get(os.uname().sysname)
+    loopback = {"Linux": "lo", "Darwin": "lo0"}.get(platform.system())
     if loopback:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     c10d.default_pg_timeout = timedelta(seconds=patience_s)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from types import ModuleType
 from typing import Any
 
 from distlab.comm.services import Tick
 from distlab.given.launching import Begin, Ended, Interrupted, Signal, Start
+from distlab.given.sigkill import SIGKILL
 from distlab.grading.checks.process_group.facts import facts, late_facts
 from distlab.grading.checks.process_group.lives import (
     BY_HAND,

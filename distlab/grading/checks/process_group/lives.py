@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGINT, SIGTERM
 
+from distlab.given.sigkill import SIGKILL
 from distlab.grading.kit.histories import Model, Row
 from distlab.grading.kit.launcher_actions import Fact
 

@@ -8,9 +8,10 @@ then taken over.
 from __future__ import annotations
 
 from math import inf
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import NamedTuple
 
+from distlab.given.sigkill import SIGKILL
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.launcher_actions import END, Fact
 

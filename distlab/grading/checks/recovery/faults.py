@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import Any
 
+from distlab.given.sigkill import SIGKILL
 from distlab.grading.kit.launcher_actions import Fact
 
 NUM_RANDOM, SIZES = 120, (1, 2, 3, 4, 5)

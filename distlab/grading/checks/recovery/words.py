@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import Any
 
+from distlab.given.sigkill import SIGKILL
 from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.histories import Row
