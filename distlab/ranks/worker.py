@@ -305,7 +305,11 @@ def main(arguments: list[str]) -> None:
     share(str(Path(folder) / "ranks"))
     worker = Worker(requests, answers, Path(folder))
     _take_over()
-    worker.serve()
-    # The parent removes it, unless it was killed; one can't remove where one is.
-    os.chdir(os.path.dirname(folder))
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        worker.serve()
+    except BrokenPipeError:  # the parent was killed while ranks ran
+        pass
+    finally:
+        # The parent removes it, unless it was killed; one can't remove where one is.
+        os.chdir(os.path.dirname(folder))
+        shutil.rmtree(folder, ignore_errors=True)
