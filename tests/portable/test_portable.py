@@ -70,8 +70,11 @@ def test_a_command_works(course: Course, arguments: tuple[str, ...], code: int) 
 def test_own_tests_are_scored(course: Course) -> None:
     (course.root / "tests").mkdir(exist_ok=True)
     shutil.copytree(ROOT / "tests" / "mutants", course.root / "tests" / "mutants")
-    done = distlab(course, "score-test")
-    assert done.code == FAILED, done.said  # the file that is there has no test yet
+    command = ("score-test", "collectives")
+    started = course.ended(course.popen("-m", "distlab", *command, **ELSEWHERE))
+    assert started.code == NOT_STARTED  # it has written a file to begin with
+    done = distlab(course, *command)
+    assert done.code == FAILED, done.said  # what it wrote is only a beginning
 
 
 def test_a_learners_way_to_a_pass(course: Course) -> None:
