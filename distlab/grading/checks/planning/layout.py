@@ -48,6 +48,7 @@ class Setting:
 WIDE = Model(layers=4, hidden=2048, heads=16, kv_heads=4, ffn=5632, vocab=16_000)
 DEEP = Model(layers=8, hidden=512, heads=8, kv_heads=8, ffn=1408, vocab=2_000)
 SHORT, LONG = Batch(sequence=512, global_batch=4), Batch(sequence=8192, global_batch=1)
+TWO = Batch(sequence=64, global_batch=2)
 FAR = replace(SMALL, inter_node=Link(alpha_s=5e-5, bytes_per_s=5e8))
 FAR_PAIRS = replace(FAR, gpus_per_node=2)
 SCARCE = Layout(tensor=4, pipeline=2, sequence_parallel=True)
@@ -150,6 +151,7 @@ def listed(seed: int) -> list[Setting]:
         Setting("one GPU", GROUPED, SHORT, FAST, 1),
         Setting("six GPUs", PLAIN, Batch(sequence=96, global_batch=6), FAST, 6),
         Setting("eight GPUs", BOTH, Batch(sequence=256, global_batch=4), FAST, 8),
+        Setting("one layer", replace(GROUPED, layers=1), TWO, FAST, 4),
         Setting("a drawn batch", TIED, own, FAST, draw.choice((2, 4, 7, 12))),
     ]
 
