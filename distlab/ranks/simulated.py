@@ -7,6 +7,7 @@ import contextlib
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,9 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
+        if hasattr(os, "killpg"):  # what ranks have forked is in the worker's group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         return -code if code < 0 else (code & 0xFF) << 8
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ The same programs run on both sides; see also DISTLAB_RANKS=simulated distlab mu
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from distlab.ranks import new_cluster
 from distlab.ranks.simulated import NotHereError, SimulatedCluster
 from distlab.runner import Cluster, Limits, Run
 from distlab.runner.kind import VARIABLE, ranks_kind
+from distlab.runner.processes import descendants
 from tests.workbench.conformance import misbehaviour as programs
 
 ON_REAL_RANKS_ONLY = 11  # of the course's 90 tasks
@@ -87,6 +89,24 @@ def test_a_crash_ends_the_worker_alone(simulated: SimulatedCluster) -> None:
     assert run.ranks[1].exit_status == signal.SIGSEGV
     assert any(file.endswith("misbehaviour.py") for file, _ in run.ranks[1].stack)
     assert simulated.run(programs.hello, 2).outcome == "finished"
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def test_what_a_rank_forked_ends_with_the_worker() -> None:
+    with SimulatedCluster() as cluster:
+        run = cluster.run(programs.leaves_a_child_and_dies, 2)
+        assert run.outcome == "died"
+        worker = cluster._worker
+        assert worker is not None
+    group = worker._process.pid
+    alive = [pid for pid in descendants(1) if session_of(pid) == group]
+    assert alive == []
 
 
 def test_what_needs_a_process_is_refused(simulated: SimulatedCluster) -> None:
