@@ -27,7 +27,7 @@ ON_REAL_RANKS_ONLY = 11  # of the course's 90 tasks
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Iterator[SimulatedCluster]:
+def simulated() -> Iterator[Cluster]:
     """Simulated ranks for everybody."""
     with SimulatedCluster(preload=(programs.__name__,)) as cluster:
         yield cluster
@@ -58,7 +58,7 @@ def ends(run: Run) -> list[Any]:
     ids=lambda called: str(called[0].__name__),
 )
 def test_a_run_ends_as_on_real_ranks(
-    cluster: Cluster, simulated: SimulatedCluster, called: tuple[Any, ...]
+    cluster: Cluster, simulated: Cluster, called: tuple[Any, ...]
 ) -> None:
     program, *args = called
     assert ends(simulated.run(program, 2, *args)) == ends(
@@ -66,7 +66,7 @@ def test_a_run_ends_as_on_real_ranks(
     )
 
 
-def test_ranks_have_their_own_folders_and_numbers(simulated: SimulatedCluster) -> None:
+def test_ranks_have_their_own_folders_and_numbers(simulated: Cluster) -> None:
     folders = simulated.run(programs.own_folder, 2).require_finished().values
     assert len(set(folders)) == 2
     numbers = simulated.run(programs.random_numbers, 2, seed=3).require_finished()
@@ -75,7 +75,7 @@ def test_ranks_have_their_own_folders_and_numbers(simulated: SimulatedCluster) -
     assert again.values == numbers.values
 
 
-def test_a_loop_is_broken_off_and_shown(simulated: SimulatedCluster) -> None:
+def test_a_loop_is_broken_off_and_shown(simulated: Cluster) -> None:
     run = simulated.run(programs.loops, 2, limits=Limits(seconds=0.5))
     assert run.outcome == "timeout"
     assert [record.status for record in run.ranks] == ["waiting", "running"]
@@ -83,7 +83,7 @@ def test_a_loop_is_broken_off_and_shown(simulated: SimulatedCluster) -> None:
     assert simulated.run(programs.hello, 2).outcome == "finished"
 
 
-def test_a_crash_ends_the_worker_alone(simulated: SimulatedCluster) -> None:
+def test_a_crash_ends_the_worker_alone(simulated: Cluster) -> None:
     run = simulated.run(programs.crashes, 2)
     assert (run.outcome, run.ranks[1].status) == ("died", "died")
     assert run.ranks[1].exit_status == signal.SIGSEGV
@@ -99,7 +99,8 @@ def session_of(pid: int) -> int:
 
 
 def test_what_a_rank_forked_ends_with_the_worker() -> None:
-    with SimulatedCluster() as cluster:
+    cluster = SimulatedCluster()
+    with cluster:
         run = cluster.run(programs.leaves_a_child_and_dies, 2)
         assert run.outcome == "died"
         worker = cluster._worker
@@ -109,7 +110,7 @@ def test_what_a_rank_forked_ends_with_the_worker() -> None:
     assert alive == []
 
 
-def test_what_needs_a_process_is_refused(simulated: SimulatedCluster) -> None:
+def test_what_needs_a_process_is_refused(simulated: Cluster) -> None:
     with pytest.raises(NotHereError):
         simulated.run(programs.hello, 2, may_die=(1,))
 
@@ -129,7 +130,7 @@ def test_the_environment_chooses_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_verdict_is_the_same(
-    simulated: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+    simulated: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One right and one wrong solution; the whole catalogue: distlab mutants."""
     from distlab.grading.catalogue import read_catalogue
