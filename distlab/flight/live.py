@@ -79,18 +79,38 @@ def find(
     held_back = [post for post in posts.values() if holds_back(post)]
     if held_back and (are_still or is_late):
         return _at_the_call(posts, held_back[0], world_size)
-    if not alive or not are_still or held_back:
+    if held_back or not alive or not (are_still or _are_lost(posts, alive)):
         return None
     records = records_of(posts, world_size)
-    is_proved = _Proof(posts, records).holds(alive)
+    is_proved = are_still and _Proof(posts, records).holds(alive)
     hang = find_hang(records)
-    if not is_proved and not _is_meeting(records, hang):
+    if not (is_proved or _is_meeting(records, hang) or _is_failure(posts, hang)):
         return None
     return Finding(
         status="mismatch" if hang.kind == "mismatch" else "deadlock",
         hang=hang,
         records=records,
         posts=posts,
+    )
+
+
+def _are_lost(posts: Mapping[int, Post], alive: list[int]) -> bool:
+    """Return True if each rank has failed in a call, or has destroyed its groups."""
+    return all(
+        rank in posts and (posts[rank].get("has_left") or _has_failed(posts[rank]))
+        for rank in alive
+    )
+
+
+def _has_failed(post: Post) -> bool:
+    """Return True if the rank is about to end with an error from its call."""
+    return post["state"] == "still" and any(act.get("failed") for act in _acts(post))
+
+
+def _is_failure(posts: Mapping[int, Post], hang: Hang) -> bool:
+    """Return True if a rank has left before a call that failed on the others."""
+    return hang.kind == "absent" and all(
+        _has_failed(posts[rank]) for rank in hang.calls if rank in posts
     )
 
 

@@ -128,6 +128,7 @@ class Journal:
         self.groups: dict[str, tuple[int, ...]] = {}
         self.exempt: set[int] = set()  # our own threads
         self.failed: Act | None = None  # the newest call that has raised an error
+        self.has_left = False  # destroyed its groups: it can't take part any more
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
@@ -151,6 +152,7 @@ class Journal:
             self._wrap(store, name, functools.partial(self._of_store, name), _ended)
         self._wrap(c10d, "_new_group_with_tag", self._new_group, self._grouped)
         self._wrap(c10d, "init_process_group", self._init, self._met)
+        self._wrap(c10d, "destroy_process_group", self._leave, self._left)
 
     def _wrap(
         self, owner: Any, name: str, begin: Callable[..., Act], end: Callable[..., None]
@@ -372,10 +374,16 @@ class Journal:
         return self._meeting(op, name, members if is_local else world)
 
     def _init(self, *_: Any, **kw: Any) -> Act:
-        self.has_begun = True
+        self.has_begun, self.has_left = True, False
         size = kw.get("world_size", -1)
         size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         return self._meeting("init_process_group", "init", tuple(range(size)))
+
+    def _leave(self, group: Any = None) -> Act:
+        return Act("unfinished", "destroy_process_group" if group is None else "")
+
+    def _left(self, act: Act, *_: Any) -> None:
+        self.has_left = bool(act.op)
 
     def _met(self, act: Act, *_: Any) -> None:
         act.done = True

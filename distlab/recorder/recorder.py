@@ -73,6 +73,7 @@ class Recorder:
         self._ticks: dict[int, tuple[str, str]] = {}
         self._moved_s = self._beat_s = time.monotonic()
         self._verdict = threading.Event()
+        self._has_left = False  # what the newest post says
         torch = os.path.dirname(sys.modules["torch"].__file__ or "")
         self._waiting = tuple(
             os.path.join(torch, *path.split("/")) for path in _WAITING
@@ -182,8 +183,12 @@ class Recorder:
                 self._posted = signature
                 self._post("still", threads)
             self._hear()
-        elif self._posted is not None or now_s - self._beat_s > BEAT_S:
-            self._posted = None
+        elif (
+            self._posted is not None
+            or now_s - self._beat_s > BEAT_S
+            or self._has_left != self._journal.has_left
+        ):
+            self._posted, self._has_left = None, self._journal.has_left
             self._post("moves", threads)
         self._judge_if_due()
 
@@ -262,11 +267,12 @@ class Recorder:
             "state": state,
             "error": self.error,
             "num_events": journal.num_events,
+            "has_left": self._has_left,
             "posted_at_s": time.time(),
             "beat_s": BEAT_S,
             "moved_at_s": time.time() - (self._beat_s - self._moved_s),
         }
-        if state != "moves" or self._beat_s - self._moved_s > BEAT_S:
+        if state != "moves" or self._has_left or self._beat_s - self._moved_s > BEAT_S:
             post |= {
                 "dump": self._dump(),  # which numbers the calls
                 "sends": _channels(journal.sends),
@@ -439,6 +445,7 @@ def _act(act: Act) -> dict[str, Any]:
         "created_ns": act.created_ns,
         "gives_up": act.gives_up,
         "done": act.done,
+        "failed": act.error is not None,
         "others": act.others,
     }
 

@@ -557,6 +557,25 @@ def test_a_rank_stays_in_the_call_whose_error_ends_it(
 
 
 @pytest.mark.parametrize(
+    ("has_failed", "has_left", "status"),
+    [(True, True, "deadlock"), (True, False, ""), (False, True, "")],
+)
+def test_a_call_fails_whose_other_side_has_destroyed_its_groups(
+    has_failed: bool, has_left: bool, status: str
+) -> None:
+    ranks = posts(
+        Rank([collective(REDUCE, 2)], [done(collective(REDUCE))]),
+        Rank([], [done(collective(REDUCE))], state="ended"),
+        Rank([], [done(collective(REDUCE))], state="ended"),
+    )
+    ranks[0]["threads"][0]["act"]["failed"] = has_failed  # type: ignore[index]
+    moves = {"state": "moves", "has_left": has_left, "threads": []}
+    finding = find(ranks | {1: {**ranks[1], **moves}}, 3)
+    assert (finding.status if finding else "") == status
+    assert finding is None or 1 in finding.hang.absent
+
+
+@pytest.mark.parametrize(
     ("timeout", "is_short"),
     [
         (None, False),
