@@ -1,6 +1,6 @@
 """Post where this rank waits, once it stands still: a thread in each rank.
 
-How this works. Ten times a second the thread looks at the frames of all others. If
+How this works. A few times a second the thread looks at the frames of all others. If
 nothing has moved since the last look, every thread that could make a call waits in one,
 and the system says that they sleep, then the rank stands still. Only then the thread
 reads torch's flight recorder and puts a post into the job's store. As soon as the rank
@@ -29,6 +29,7 @@ from distlab.recorder.frames import is_users, place_of, stack_of
 from distlab.recorder.journal import BACKWARD, Act, Channel, Journal, Messages
 
 LOOK_S = 0.1
+LOOK_AT_MOVING_S = 0.3  # a look costs a millisecond, which a training step would miss
 BEAT_S = 5.0
 KEPT = 48  # newest calls in a post, besides those under way
 FAILED = 1
@@ -36,7 +37,7 @@ _ENDING_S = 5.0
 _TOGETHER_S = 1.0
 _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
-_LAST_WORD_S = 1.0
+_LAST_WORD_S = 1.5
 Judge = Callable[[Any, int], Callable[[], object]]
 """From the job's store and number of ranks to a function that looks at the posts."""
 _WAITING = ("autograd/", "distributed/", "nn/parallel/", "_ops.py", "futures/")
@@ -74,6 +75,7 @@ class Recorder:
         self._moved_s = self._beat_s = time.monotonic()
         self._verdict = threading.Event()
         self._has_left = False  # what the newest post says
+        self._pause_s = LOOK_S
         torch = os.path.dirname(sys.modules["torch"].__file__ or "")
         self._waiting = tuple(
             os.path.join(torch, *path.split("/")) for path in _WAITING
@@ -89,7 +91,7 @@ class Recorder:
         """Look until the process ends or its store is gone."""
         self._journal.exempt.add(threading.get_ident())
         with contextlib.suppress(Exception):  # the store's: then nobody reads us
-            while not self._is_over.wait(LOOK_S):
+            while not self._is_over.wait(self._pause_s):
                 if self._store is None and self._journal.has_begun:
                     self._store = _connected()
                 if self._store is not None:
@@ -174,6 +176,7 @@ class Recorder:
         threads = self._threads()
         signature = (self._journal.num_events, [(t["ident"], t["at"]) for t in threads])
         has_moved = signature != self._last
+        self._pause_s = LOOK_AT_MOVING_S if has_moved else LOOK_S
         self._last = signature
         if has_moved:
             self._moved_s = now_s
