@@ -55,7 +55,7 @@ def model_size(model: Model, sequence: int) -> ModelSize:
        embeddings, for any number of key/value heads, with and without a gate, tied or
        not.
     C2 `weight_flops` is 6 operations for each weight that a token is multiplied with. A
-       lookup in the embedding is no product, while the output layer is one, even if it
+       lookup in the embedding isn't a product, but the output layer is one, even if it
        is tied.
     C3 `attention_flops` counts the products of queries with keys and of scores with
        values, forward and backward, in all layers.
@@ -132,10 +132,10 @@ def stage_memory(model: Model, layout: Layout, batch: Batch, stage: int) -> Memo
     3.30 C5 In `stage_memory`, ZeRO shards the optimizer state (master weights and
             moments) from stage 1 on, the gradients from stage 2 on, and the weights at
             stage 3, which adds the unsharded weights of one layer.
-         C6 `activations_bytes` has all layers of as many microbatches as are in flight
-            on the stage, but no more than there are. With full recomputation, it also
-            has what one layer keeps with selective recomputation. On the last stage it
-            has the last norm and the logits.
+         C6 `activations_bytes` counts all layers of the stage for each microbatch in
+            flight, of which there are at most m. With full recomputation, it adds what
+            one layer keeps with selective recomputation. On the last stage, it adds the
+            last norm and the logits.
     In torch.distributed: nothing; torch.cuda.max_memory_allocated() measures it
     Cost: no message. Check: distlab check 3.30
     """
@@ -311,8 +311,8 @@ def step_time(model: Model, layout: Layout, batch: Batch, cluster: Cluster) -> S
     that nothing hides, and the update.
 
     3.31 C6 `update_s` is correct, and `step_time` has the computation of m microbatches
-            and the bubble, during which p - 1 microbatches pass, or as many chunks if
-            the schedule is interleaved.
+            and the bubble, which lasts as long as p - 1 microbatches, or p - 1 chunks
+            if the schedule is interleaved.
     In torch.distributed: nothing; torch.profiler shows where the time of a step goes
     Cost: no message. Check: distlab check 3.31
     """

@@ -1,4 +1,4 @@
-"""`distlab new-task`: the stubs of a new task, and what is left to write."""
+"""`distlab new-task`: write a new task's stubs, and list what is left to do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from distlab.curriculum import load_curriculum
 from distlab.paths import shown
 
 REMINDERS = """\
-Also read these again, because no program knows what they should say:
-  the unit's guide page: its objectives, and which units the task needs
+Also reread these texts, because no program can know what they should say:
+  the unit's guide page: its objectives, and the units that the task needs
   the phase's guidelines.md: the row of the unit, and the counterpart in torch
   README.md: the hours
   the phase's answers.toml: perhaps a new question for `distlab quiz`

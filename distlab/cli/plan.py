@@ -45,7 +45,7 @@ Lines = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A question as it was asked, with the names and what the run is to cost."""
+    """The user's question, with the names in it, the tokens and the price."""
 
     model: Entry[Model]
     cluster: Entry[Cluster]
@@ -77,7 +77,7 @@ def plan(
 ) -> int:
     """Show the fastest layouts; return 1 if none fits, or a claim is false.
 
-    With `simulate`, the fastest one is also played in the simulator.
+    With `simulate`, also run the fastest one in the simulator.
 
     Raises:
         ValueError: a name, a number or a claim is unknown or wrong.
@@ -320,7 +320,7 @@ def _hours(seconds: float) -> str:
 def _simulated(
     unit: ModuleType, request: Request, best: Plan, html: str
 ) -> dict[str, Any]:
-    """Play the best plan, and draw one pipeline of it."""
+    """Run the best plan in the simulator, and draw one of its pipelines."""
     from distlab.curriculum.units import load
     from distlab.plan.played import one_pipeline, play
     from distlab.trace import to_html
@@ -389,13 +389,14 @@ def _nothing_fits(request: Request, ranking: Ranking) -> Lines:
     if ranking.smallest is None:
         text = "there is no valid layout for this batch and these GPUs"
         if request.fixed:
-            text += ", with what --layout fixes"
+            text += " with the values that --layout fixes"
     else:
         memory = ranking.smallest.memory.total_bytes
         text = (
             f"nothing fits: the smallest of {ranking.num_valid:,} layouts needs "
-            f"{gb(memory)} of {gb(request.question.cluster.memory_bytes)} on each GPU, "
-            "so use more GPUs or a shorter sequence"
+            f"{gb(memory)} on each GPU, but a GPU has "
+            f"{gb(request.question.cluster.memory_bytes)}, so use more GPUs or a "
+            "shorter sequence"
         )
     return [("fail", line) for line in wrapped(text, "  ")]
 
@@ -408,7 +409,7 @@ def _verdicts(judged: dict[str, bool]) -> Lines:
 
 
 def large(value: float) -> str:
-    """Format a large number in up to four digits, with its word."""
+    """Format a large number with up to four digits and a word, as in 4.194 million."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if 1e15 > value >= size:
             return f"{value / size:.4g} {word}"

@@ -51,7 +51,7 @@ def plan(
     tokens: Annotated[
         str, typer.Option(help="Tokens to train on, such as 15T, for days and price.")
     ] = "",
-    price: Annotated[float, typer.Option(help="Dollars for a GPU per hour.")] = 0.0,
+    price: Annotated[float, typer.Option(help="Dollars per GPU and hour.")] = 0.0,
     rows: Annotated[int, typer.Option(help="Number of layouts to show.")] = 8,
     why: Annotated[
         bool,
@@ -61,7 +61,7 @@ def plan(
     ] = False,
     simulate: Annotated[
         bool,
-        typer.Option("--sim", help="Also play the fastest layout in the simulator."),
+        typer.Option("--sim", help="Also run the fastest layout in the simulator."),
     ] = False,
     html: Annotated[
         str, typer.Option(help="With --sim: write the timeline to this file.")

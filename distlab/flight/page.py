@@ -22,20 +22,20 @@ _ADVICE = {
     "root": "Pass the same src or dst on all ranks.",
     "reduce op": "Pass the same op on all ranks.",
     "absent": "Perhaps a rank left its loop early, raised an exception, or is still "
-    "computing. It may also be that the waiting ranks made a call that the others "
-    "never make.",
+    "computing. The waiting ranks may also have made a call that the others never "
+    "make.",
     "no-dump": "Read the logs of these ranks. They may have run out of memory, or been "
     "preempted.",
-    "tag": "Pass the same tag to the send and to its recv. Without one, the tag is 0.",
+    "tag": "Pass the same tag to the send and its recv. If you pass none, it is 0.",
     "groups": "Every rank must make every group, in the same order, even if it isn't a "
-    "member: loop over all the lists of ranks, and keep the group that has this rank.",
+    "member. Loop over all lists of ranks, and keep the group that contains this rank.",
     "sends": "A send may wait until the other rank receives. Let one of the ranks "
     "receive first, or use isend and wait for it at the end.",
     "recvs": "Each rank waits for a message that the other would send afterwards. Let "
     "one of the ranks send first, or use isend before recv.",
     "circle": "Make these calls in the same order on all ranks.",
     "apart": "The dumps don't say which ranks belong to these groups. If two ranks "
-    "enter two groups in opposite order, each waits for the other.",
+    "enter two groups in opposite orders, each waits for the other.",
     "agree": "The records show nothing wrong with the program. Check the network and "
     "the GPUs, and look for a slow rank.",
 }
@@ -55,7 +55,7 @@ _CONCEPTS = {
     "apart": "process-group",
     "agree": "hang",
 }
-"""What `distlab explain` says more about."""
+"""The concepts that `distlab explain` explains for each kind of hang."""
 _GLOO = (
     "Gloo doesn't record send or recv, so a rank that doesn't seem to be in a call may "
     "be in one of these."
@@ -67,7 +67,7 @@ _ROOTS = (
 
 
 def page(records: Records, hang: Hang) -> list[Line]:
-    """The finding for people, as (style, line) pairs."""
+    """Return the finding for people, as (style, line) pairs."""
     style = "pass" if hang.kind == "finished" else "fail"
     lines = [(style, hang.sentence), ("plain", "")]
     lines += table(_columns([_TITLES, *_rows(records, hang)]))
@@ -76,7 +76,7 @@ def page(records: Records, hang: Hang) -> list[Line]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[Line]:
-    """Rows of cells as lines, the first as titles."""
+    """Return rows of cells as lines, with the first as titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for number, row in enumerate(rows):
@@ -110,7 +110,7 @@ def _pattern(records: Records, hang: Hang) -> str:
 
 
 def notes_on(records: Records, hang: Hang) -> list[str]:
-    """What to look at first, and what these dumps cannot show."""
+    """Return what to look at first, and what these dumps can't show."""
     notes = []
     if hang.kind != "finished":
         concept = concept_of(records, hang)
@@ -151,7 +151,7 @@ def _state(records: Records, rank: int, call: Call | None) -> str:
 
 
 def _rows(records: Records, hang: Hang) -> list[tuple[str, ...]]:
-    """A row for each rank; of many ranks those that are alike share one."""
+    """Return a row for each rank; if there are many, ranks that are alike share one."""
     alike: dict[tuple[str, ...], list[int]] = {}
     few = records.world_size <= _FEW
     for rank in _all(records):
@@ -177,7 +177,7 @@ def _cells(records: Records, hang: Hang, rank: int) -> tuple[str, ...]:
 
 
 def as_json(records: Records, hang: Hang) -> dict[str, Any]:
-    """The finding for programs."""
+    """Return the finding for programs."""
     return {
         "kind": hang.kind,
         "differ": hang.differ or None,

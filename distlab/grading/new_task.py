@@ -2,8 +2,8 @@
 
 A task is spread over several files, so `create` adds a stub to each of them. The stubs
 already work together: the solution returns the rank's right neighbor, the check
-compares that, and the catalogue has two wrong solutions and a right one. So the author
-can run everything from the first minute, and replace one piece at a time.
+compares that, and the catalogue has two wrong solutions and a right one. The author can
+therefore run everything from the start, and replace one piece at a time.
 
 Whatever has to be replaced says `TODO:` and what to write. `left_to_do` collects these
 lines, and adds what can be counted: wrong and right solutions, and stressors.
@@ -40,7 +40,7 @@ clauses.C1 = "TODO: say what must hold, in one sentence."
 _SOLUTION = '''
 
 def {name}(rank: int, world_size: int) -> int:
-    """Return the rank's right neighbor. TODO: replace this example by your function.
+    """Return the rank's right neighbor. TODO: replace this example with your function.
 
     C1 TODO
     Check: distlab check {number}
@@ -206,12 +206,12 @@ def _unit_of(curriculum: Curriculum, number: str, task_id: str) -> Unit:
         raise CurriculumError(f"{name} is in phase {phase}: {number} can't be its task")
     for task in curriculum.tasks:
         if number == task.number or task_id == task.id:
-            raise CurriculumError(f"there already is a task {task.number} {task.id}")
+            raise CurriculumError(f"there is already a task {task.number} {task.id}")
     return unit
 
 
 def _new_ids(root: Path, unit: Unit) -> dict[str, str]:
-    """Names for the entries of the catalogue that no other entry has."""
+    """Return names for the catalogue's new entries that no other entry has."""
     texts = {path: _text(path) for path in sorted((root / FOLDER).glob("*/*.toml"))}
     used = set(re.findall(r"^\[([A-Z]+\d+)\]", "".join(texts.values()), re.MULTILINE))
     own = "".join(text for path, text in texts.items() if path.parent.name == unit.name)
@@ -225,7 +225,7 @@ def _new_ids(root: Path, unit: Unit) -> dict[str, str]:
 
 
 def _in_unit(manifest: str, unit: str, stub: str) -> str:
-    """After the last task of the unit."""
+    """Insert the stub after the unit's last task."""
     start = manifest.index(f'\nname = "{unit}"\n')
     following = re.compile(r"^\[\[(?:phase|phase\.unit|route)\]\]", re.MULTILINE)
     found = following.search(manifest, start)
@@ -235,13 +235,13 @@ def _in_unit(manifest: str, unit: str, stub: str) -> str:
 
 
 def _before_main(solution: str, stub: str) -> str:
-    """At the end of the file, but before what runs it as a program."""
+    """Append the stub, but before the lines that run the file as a program."""
     code, main, rest = solution.partition('\n\nif __name__ == "__main__":')
     return f"{code.rstrip()}\n{stub}{main}{rest}"
 
 
 def _after_tasks(guide: str, stub: str, unit: Unit) -> str:
-    """After the section of the unit's last task."""
+    """Insert the stub after the section of the unit's last task."""
     last = unit.tasks[-1]
     start = guide.index(f"\n### {last.number} {last.id}\n")
     end = guide.index("\n## ", start) + 1
@@ -255,7 +255,7 @@ def _after_tasks(guide: str, stub: str, unit: Unit) -> str:
 
 
 def left_to_do(curriculum: Curriculum, task: Task) -> list[str]:
-    """One sentence for each thing that the author of a task still has to do.
+    """Return one sentence for each thing that the task's author still has to do.
 
     Raises:
         CatalogueError: the catalogue can't be read.
@@ -304,7 +304,7 @@ def _counted(curriculum: Curriculum, task: Task) -> Iterator[str]:
     missing = [c.stressor for c in cells if c.task == task.id and c.fault]
     if missing:
         yield (
-            f"{RECORDS / 'stressors.toml'}: prove or excuse these stressors: "
+            f"{RECORDS / 'stressors.toml'}: cover or excuse these stressors: "
             f"{', '.join(missing)}"
         )
     if task.unit in unverified(curriculum):

@@ -25,7 +25,7 @@ _LINK = ("alpha_s", "bytes_per_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Generic[T]):
-    """A model or a cluster, with where its numbers come from."""
+    """A model or a cluster, and the sources of its numbers."""
 
     name: str
     value: T
@@ -81,7 +81,7 @@ def _find(name: str, kind: str, read: Callable[[Table], T]) -> Entry[T]:
 
 @functools.cache
 def tables(kind: str) -> dict[str, Table]:
-    """Return what distlab comes with: all tables of models.toml or clusters.toml."""
+    """Return the tables that come with distlab, in models.toml or clusters.toml."""
     path = _OURS / f"{kind}s.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -101,7 +101,7 @@ def _of_file(path: Path, kind: str) -> tuple[str, Table]:
     if len(found) == len(inner) == 1:
         return next(iter(inner.items()))
     if inner:
-        raise ValueError(f"{path} must describe a single {kind}; it has {len(inner)}")
+        raise ValueError(f"{path} must describe one {kind}, but has {len(inner)}")
     return path.stem, found
 
 
@@ -119,7 +119,7 @@ def _model(table: Table) -> Model:
             else (model.heads, model.kv_heads)
         )
         if divided % by:
-            raise ValueError(f"{name} = {by} does not divide {divided}")
+            raise ValueError(f"{name} = {by} doesn't divide {divided}")
     return model
 
 
@@ -137,14 +137,14 @@ def _cluster(table: Table) -> Cluster:
     cluster = Cluster(**_checked(given, Cluster))
     if not 0 < cluster.matmul_efficiency <= 1:
         raise ValueError(
-            f"matmul_efficiency is {cluster.matmul_efficiency}; it is a share, above 0 "
-            "and up to 1"
+            f"matmul_efficiency is {cluster.matmul_efficiency}, but it must be above 0 "
+            "and at most 1"
         )
     return cluster
 
 
 def _checked(given: Table, kind: type) -> Table:
-    """Return the fields, if they are those of the dataclass `kind`, and numbers."""
+    """Return the fields after checking them against those of the dataclass `kind`."""
     known = {field.name: field for field in fields(kind)}
     for name in given:
         if name not in known:
@@ -155,7 +155,7 @@ def _checked(given: Table, kind: type) -> Table:
         if field.default is MISSING and given.get(name) is None
     ]
     if missing:
-        raise ValueError(f"it lacks {', '.join(missing)}")
+        raise ValueError(f"these fields are missing: {', '.join(missing)}")
     return {
         name: value
         if isinstance(value, Link | bool)
@@ -168,6 +168,6 @@ def _number(value: Any, name: str, *, whole: bool = False) -> float:
     right = isinstance(value, int) and not isinstance(value, bool)
     right = right or (isinstance(value, float) and not whole)
     if not right or not math.isfinite(value) or value < 0 or (whole and value < 1):
-        kind = "a whole number from 1" if whole else "a number, 0 or more"
-        raise ValueError(f"{name} is {value!r}; it must be {kind}")
+        kind = "a whole number, 1 or more" if whole else "a number, 0 or more"
+        raise ValueError(f"{name} is {value!r}, but it must be {kind}")
     return float(value) if not whole else value

@@ -1,4 +1,4 @@
-"""What a CI job may demand of a plan: "fits", "mfu >= 0.4", "step_s < 5".
+"""Judge the claims of a CI job about a plan: "fits", "mfu >= 0.4", "step_s < 5".
 
 Everything that can be compared is in `Figures`, which `--json` prints as well.
 """
@@ -30,8 +30,8 @@ def require_judgeable(claim: str, *, tokens: bool, price: bool) -> None:
     """Require that a claim can be judged, with or without --tokens and --price.
 
     Raises:
-        ValueError: it isn't "fits", and no comparison of a known name with a number,
-            or that number needs --tokens or --price.
+        ValueError: it is neither "fits" nor a comparison of a known name with a number,
+            or the name needs --tokens or --price.
     """
     parsed = _parsed(claim)
     name = parsed[0] if parsed else ""

@@ -35,7 +35,7 @@ class Derivation:
 
 
 def derivations(unit: ModuleType, question: Question, plan: Plan) -> list[Derivation]:
-    """Return how each number of a plan comes about, in the order of the calculation."""
+    """Return the derivations of a plan's numbers, in the order of the calculation."""
     return [
         *_size(unit, question),
         *_memory(unit, question, plan),
@@ -92,7 +92,7 @@ def _size(unit: ModuleType, question: Question) -> list[Derivation]:
 
 
 def _memory(unit: ModuleType, question: Question, plan: Plan) -> list[Derivation]:
-    """Of the stage that needs most, as `step_memory` says."""
+    """Derive the memory of the stage that needs the most, as `step_memory` does."""
     model, batch, layout = question.model, question.batch, plan.layout
     stages = sorted({0, layout.pipeline - 1})
     stage = next(
@@ -258,7 +258,7 @@ def _time(unit: ModuleType, question: Question, plan: Plan) -> list[Derivation]:
 def _forward(
     unit: ModuleType, question: Question, plan: Plan, seconds: float
 ) -> Derivation:
-    """Of the slower one of the first and the last stage, for one microbatch."""
+    """Derive a microbatch's forward pass on the slower of the first and last stage."""
     model, batch, cluster = question.model, question.batch, question.cluster
     layout = plan.layout
     h, t, tokens = model.hidden, layout.tensor, layout.tokens(batch)
@@ -282,7 +282,7 @@ def _forward(
         took_s = flops / (cluster.peak_flops * cluster.matmul_efficiency)
         if abs(took_s - seconds) <= 1e-9 * seconds:
             break
-    else:  # so few tokens that reading the weights takes longer
+    else:  # with so few tokens, reading the weights takes longer
         size = unit.stage_parameters(model, layout, layout.pipeline - 1)
         formula = "2 P / memory bandwidth, because reading the weights takes longer"
         width = batch.precision.weights

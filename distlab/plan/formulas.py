@@ -1,4 +1,4 @@
-"""Unit `planning`, whose functions are all the formulas that `distlab plan` has."""
+"""Load unit `planning`, whose functions are the only formulas of `distlab plan`."""
 
 from __future__ import annotations
 

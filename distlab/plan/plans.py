@@ -1,4 +1,4 @@
-"""All layouts of a model on a cluster that fit, and what the formulas say of each."""
+"""Rank all layouts of a model that fit on a cluster, by the unit's formulas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Fixed = dict[str, int | str | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be trained, and on what."""
+    """A model and a batch to train it with, and the cluster to train it on."""
 
     model: Model
     batch: Batch
@@ -62,16 +62,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The best plan of each shape, fastest first; of those that fit."""
+    """The best plan of each shape, among those that fit, fastest first."""
 
     plans: tuple[Plan, ...]
     num_valid: int
     num_fitting: int
-    smallest: Plan | None  # the one that needs least memory, whether it fits or not
+    smallest: Plan | None  # the one that needs the least memory, even if it doesn't fit
 
 
 def plan_of(unit: ModuleType, question: Question, layout: Layout) -> Plan:
-    """Return what the unit's formulas say of one layout."""
+    """Return a layout with its memory, time and MFU by the unit's formulas."""
     model, batch, cluster = question.model, question.batch, question.cluster
     time = unit.step_time(model, layout, batch, cluster)
     return Plan(
@@ -85,7 +85,7 @@ def plan_of(unit: ModuleType, question: Question, layout: Layout) -> Plan:
 def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> Ranking:
     """Return the layouts that the unit finds valid and that fit, the fastest first.
 
-    Equally fast ones are in the order of their memory.
+    If two are equally fast, the one that needs less memory comes first.
     """
     model, batch, cluster = question.model, question.batch, question.cluster
     wanted = (fixed or {}).items()
@@ -116,7 +116,7 @@ def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> 
 
 
 def recovery_of(question: Question) -> Recovery:
-    """Return what we assume about failures: round figures, which no source gives.
+    """Return our assumptions about failures: round figures, not from any source.
 
     A save stops the training for half a minute. A failure is noticed after a minute,
     and a restart takes five. A node is back after a day, and one in a hundred is spare.
@@ -134,7 +134,7 @@ def recovery_of(question: Question) -> Recovery:
 def goodput_of(
     unit: ModuleType, question: Question, training_s: float, price: float
 ) -> Goodput | None:
-    """Return what failures make of a run, or None if we don't know how often they are.
+    """Return how failures affect a run, or None if we don't know their rate.
 
     `price` is in dollars for a GPU per hour.
     """
@@ -151,7 +151,7 @@ def parse_fixed(text: str) -> Fixed:
     """Read `tensor=8,zero=1,recompute=full` into fields of a layout.
 
     Raises:
-        ValueError: a name is unknown, or a value isn't of its kind.
+        ValueError: a name is unknown, or its value is of the wrong kind.
     """
     fixed: Fixed = {}
     for part in filter(None, map(str.strip, text.split(","))):

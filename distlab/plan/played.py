@@ -1,6 +1,6 @@
-"""Play a layout in the simulator, to see whether its formulas hold.
+"""Run a layout in the simulator, to see whether its formulas hold.
 
-Two kinds of runs, with sizes only, on the ranks and links of the cluster:
+There are two kinds of runs on the cluster's ranks and links, both with sizes only:
 
     collectives   Each collective of the layout runs once, message by message, in all
                   groups at the same time, so groups that share a link share it here,
@@ -56,7 +56,7 @@ class Collectives:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What the simulator says of a plan."""
+    """The simulator's results for a plan."""
 
     step_s: float
     collectives: Collectives
@@ -114,17 +114,17 @@ def one_pipeline(pipeline: ModuleType, question: Question, played: Played) -> Si
 
 
 def require_room(num_gpus: int) -> None:
-    """Require that the simulator can play so many ranks.
+    """Require that the simulator can run this many ranks.
 
     Raises:
         ValueError: it can't.
     """
     if num_gpus > MAX_RANKS:
-        raise ValueError(f"--sim plays up to {MAX_RANKS:,} GPUs, not {num_gpus:,}")
+        raise ValueError(f"--sim simulates up to {MAX_RANKS:,} GPUs, not {num_gpus:,}")
 
 
 def fabric(cluster: Cluster) -> Fabric:
-    """Return the cluster's links: each GPU has its own to the other nodes."""
+    """Return the cluster's network, where each GPU has its own link to other nodes."""
     return Fabric(
         node_size=cluster.gpus_per_node,
         intra_node_alpha_s=cluster.intra_node.alpha_s,
@@ -140,7 +140,7 @@ def fabric(cluster: Cluster) -> Fabric:
 
 
 class _Counter:
-    """How many messages the collectives had."""
+    """Counts the messages of all collectives."""
 
     messages = 0
 
@@ -212,7 +212,7 @@ def members_of(rank: int, size: int, stride: int) -> list[int]:
 
 
 def rings_of(members: Sequence[int], per_node: int) -> list[list[int]]:
-    """Return the rings of a group: one within a node, else one for each rank on it.
+    """Return a group's rings: a single one within a node, or one per rank of a node.
 
     node 0: 0 1   node 1: 2 3    ring 0: 0 1 2 3    leaves the nodes from 1 and 3
                                  ring 1: 1 0 3 2    leaves them from 0 and 2
@@ -262,7 +262,7 @@ def _gather(
 
 
 def _sized(num_bytes: float) -> Any:
-    """Return a message of that many bytes, which passes for a tensor."""
+    """Return a message of this many bytes, which can be sent like a tensor."""
     return Sized(max(1, round(num_bytes)))
 
 
@@ -271,7 +271,7 @@ def _sized(num_bytes: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one rank does; seconds are those of one layer of one microbatch."""
+    """The work of one rank; seconds are for one layer of one microbatch."""
 
     pipeline: int
     chunks: int
@@ -282,7 +282,7 @@ class Stage:
     backward_s: float
     tensor_s: float  # of one all-reduce
     context_s: float  # of one gather
-    forwards: int  # that a layer's messages are sent for: twice if recomputed
+    forwards: int  # how often a layer sends its forward messages: 2 if recomputed
     gather_s: float
     reduce_s: float
     update_s: float
@@ -320,9 +320,9 @@ class Stage:
 class _Streams:
     """The two streams of a rank: computation, and data-parallel messages.
 
-    `_wires_free_s` is when all messages that have been started are through. The weights
-    of a layer are gathered while the layer before it computes, even if that one belongs
-    to another microbatch or chunk. Both times are counted without `_paused_s`, the time
+    `_wires_free_s` is when all messages that have been started will have arrived. The
+    weights of a layer are gathered while the layer before it computes, even if that one
+    belongs to another microbatch or chunk. Neither time includes `_paused_s`, the time
     so far in which other messages held this stream up.
     """
 

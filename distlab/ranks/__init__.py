@@ -1,9 +1,9 @@
 """Choose the ranks that a program runs on: real processes, or simulated ones.
 
 Real ranks are forked from a warm process, which needs Linux. Everywhere else, and if
-the environment says DISTLAB_RANKS=simulated, `new_cluster` returns a cluster that plays
-the same programs on the simulator, in a process that is spawned as on any system. Both
-return the same kind of `Run`, so a judge can't tell which one it reads.
+the environment says DISTLAB_RANKS=simulated, `new_cluster` returns a cluster that runs
+the same programs on the simulator, in a spawned process, which works on any system.
+Both return the same kind of `Run`, so a judge can't tell which one it reads.
 
     ours (new_cluster)  ── one JSON line per run ─▶  worker: all ranks of a run, as
       SimulatedCluster  ◀─ reports, values, run ──   threads of which one runs at a time
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def new_cluster(*, preload: tuple[str, ...] = ()) -> Cluster:
-    """Return a cluster of the ranks that this process uses; see `Cluster`.
+    """Return a cluster of the kind of ranks that this process uses; see `Cluster`.
 
-    It doesn't import torch, so the cluster can do that while we do something else.
+    We don't import torch here, so the cluster can do so while we do something else.
 
     Raises:
         ValueError: DISTLAB_RANKS asks for ranks that don't exist.

@@ -1,12 +1,12 @@
-"""What the parent of simulated ranks and their worker both know."""
+"""Constants that the worker of simulated ranks shares with its parent."""
 
 from __future__ import annotations
 
 GRACE_S = 1.0
-"""How long after its time limit a run that we can't break off may still go on."""
+"""How long a run that we can't break off may continue after its time limit."""
 
 PLACE = "place"
-"""The file with one byte, the rank that ran last: all that a crash leaves behind."""
+"""A file with one byte, the rank that ran last. It tells us who caused a crash."""
 
 STACKS = "stacks"
 """The file into which Python writes the stack of a crash, or of an endless loop."""

@@ -35,7 +35,7 @@ from distlab.runner.wire import decode, encode
 
 WORKER = "distlab.ranks.worker"
 _ASK_S = 0.1
-_PATIENCE = 2  # how many times as long as real ones all ranks together may take
+_PATIENCE = 2  # all ranks together may take this many times as long as real ones
 _UNCAUGHT = 1 << 8  # exit status of a Python that failed with an exception
 _KILL_S = 2.0  # that a worker gets to end itself after the grace is over
 
@@ -47,10 +47,10 @@ class NotHereError(RunnerError):
 class SimulatedCluster(Cluster):
     """Simulated ranks behind the methods of `Cluster`, one run at a time.
 
-    Ranks are threads in virtual time, of which one runs at a time. So `clock`,
-    `time.sleep` and timeouts take no time, a deadlock is found at once, and only
-    `limits.seconds` counts by the wall clock. Memory is limited on Linux only, for all
-    ranks together.
+    Ranks are threads in virtual time, and only one of them runs at a time. Therefore
+    `clock`, `time.sleep` and timeouts take no real time, we find a deadlock at once,
+    and only `limits.seconds` refers to the wall clock. We limit memory only on Linux,
+    for all ranks together.
     """
 
     def __init__(self, *, preload: tuple[str, ...] = ()) -> None:
@@ -99,13 +99,13 @@ class SimulatedCluster(Cluster):
         """
         if services or may_die:
             raise NotHereError(
-                "this needs real processes, which simulated ranks don't have: run it "
-                "on Linux"
+                "this needs real processes, which simulated ranks don't have, so run "
+                "it on Linux"
             )
         if not 1 <= world_size <= MAX_RANKS:
             raise ValueError(f"{world_size} ranks: choose between 1 and {MAX_RANKS}")
         limits = limits or Limits()
-        if world_size > 1:  # they take turns, where real ranks use several cores
+        if world_size > 1:  # they take turns, whereas real ranks use several cores
             limits = replace(limits, seconds=_PATIENCE * limits.seconds)
         job = {
             "k": "run",
@@ -162,7 +162,7 @@ class _Worker:
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._unheard = 0  # requests to which the answer "ready" has not come
+        self._unheard = 0  # requests that haven't been answered with "ready"
         self.preload(preload)
 
     @property
@@ -171,10 +171,10 @@ class _Worker:
         return self._process.poll() is not None
 
     def ready(self) -> None:
-        """Wait until it has imported all that it was told to.
+        """Wait until it has imported everything that it was told to.
 
         Raises:
-            RunnerError: it could not be started, or not import something.
+            RunnerError: it couldn't start, or couldn't import something.
         """
         while self._unheard:
             record = self.hear(START_LIMIT_S)
@@ -183,7 +183,7 @@ class _Worker:
             self._unheard -= 1
 
     def preload(self, modules: list[str]) -> None:
-        """Have it import modules, while we do something else."""
+        """Tell it to import modules while we do something else."""
         self.tell(encode({"k": "preload", "modules": modules}))
         self._unheard += 1
 
@@ -241,7 +241,7 @@ class _Worker:
         self._lines.put(b"")
 
     def dead(self) -> RunnerError:
-        """Return the error that says why it could not go on."""
+        """Return the error that says why it stopped."""
         self._errors.flush()
         said = (self.folder / "errors").read_text(encoding="utf-8", errors="replace")
         last = said.strip().splitlines()[-1] if said.strip() else "it said nothing"
@@ -249,7 +249,7 @@ class _Worker:
 
 
 def _apart() -> dict[str, Any]:
-    """How Popen keeps Ctrl-C in the terminal from the worker."""
+    """Return arguments for Popen that keep Ctrl-C in the terminal from the worker."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
@@ -272,10 +272,10 @@ class _Played:
         self._started = time.monotonic()
 
     def watch(self, line: bytes, is_unwanted: Callable[[], bool] | None) -> Run:
-        """Have it played to its end.
+        """Send the job, and wait until the run has ended.
 
         Raises:
-            RunCancelledError: nobody wants to know any more.
+            RunCancelledError: nobody needs the result any more.
         """
         self._worker.tell(line)
         last = self._started + self._limits.seconds + GRACE_S + _KILL_S
@@ -307,7 +307,7 @@ class _Played:
         return self._run(facts["outcome"], waits_for=waits_for, cycle=cycle)
 
     def _broken_off(self) -> Run:
-        """The worker has crashed, or was still in a loop when its grace was over.
+        """Return the run of a worker that crashed, or looped past its grace period.
 
         Raises:
             RunnerError: the worker failed by itself, which is our own mistake.

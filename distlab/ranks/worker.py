@@ -1,4 +1,4 @@
-"""The process that plays all ranks of a run on the simulator, one run after another.
+"""The process that simulates all ranks of a run, one run after another.
 
 It reads one request per line and writes one record per line (see runner/wire.py):
 
@@ -7,9 +7,9 @@ It reads one request per line and writes one record per line (see runner/wire.py
                                 → run                        how it ended
 
 Real ranks each have their own process, and the process ends with the run. Here ranks
-are threads, so we swap what belongs to a process whenever another rank continues
-(`OwnProcess`), and put back what a run has changed when it is over. A call that would
-end the process, such as os._exit, ends the rank.
+are threads, so whenever another rank continues, we swap everything that a process would
+keep to itself (`OwnProcess`). When a run is over, we undo what it has changed. A
+call that would end the process, such as os._exit, ends the rank.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from distlab.sim.surroundings import RankDied
 _UNITS = "distlab_units"
 _SLEEP = time.sleep
 _WORLDS = 2
-"""How many times a rank's memory all ranks get together, and what earlier runs left."""
+"""All ranks and the leftovers of earlier runs together get this many ranks' memory."""
 
 _CLOCKS: dict[int, Any] = {}
 """The virtual clock of each rank, by its thread."""
 
 
 class OwnProcess:
-    """What one rank finds in the process when it continues."""
+    """The state that one rank finds in the process when it continues."""
 
     def __init__(self, folder: str, environment: MutableMapping[bytes, bytes]) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class OwnProcess:
 
 
 class Process:
-    """Swaps what belongs to a process, as `Generators` swap random numbers."""
+    """Swaps the state of a process, in the way `Generators` swap random numbers."""
 
     word: Any = None
     seen_word = -1
@@ -123,7 +123,7 @@ def _environment() -> MutableMapping[bytes, bytes]:
 
 
 def _units() -> list[str]:
-    """The names of learners' modules, of which each rank has its own."""
+    """Return the names of learners' modules, which each rank has to itself."""
     return [name for name in list(sys.modules) if name.startswith(_UNITS)]
 
 
@@ -208,7 +208,7 @@ class Worker:
 
 
 def _found(name: str) -> Callable[..., Any]:
-    """The program of that name, or one that fails on each rank as it does here."""
+    """Return the program of this name, or one that raises our error on each rank."""
     try:
         return resolve(name)
     except Exception as error:
@@ -239,7 +239,7 @@ def _facts(done: SimRun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
-    """Put back what a program may change in this process and a later one would see."""
+    """Undo changes to this process that a later program would see."""
     threads, state = torch.get_num_threads(), random.getstate()
     exact = torch.are_deterministic_algorithms_enabled()
     path = list(sys.path)
@@ -262,7 +262,7 @@ def _preload(modules: list[str]) -> None:
 
 
 def _sleep(seconds: float) -> None:
-    """In a rank, let virtual time pass, so that the others continue meanwhile."""
+    """In a rank, let virtual time pass, so that the others can continue."""
     clock = _CLOCKS.get(threading.get_ident())
     if clock is None:
         _SLEEP(seconds)
@@ -275,7 +275,7 @@ def _end_rank(status: int) -> NoReturn:
 
 
 def _take_over() -> None:
-    """Replace what would stop or end this process by what does so to a rank."""
+    """Make calls that would stop or end this process do so to the calling rank."""
     here, kill = os.getpid(), os.kill
 
     def kill_rank(pid: int, number: int) -> None:
