@@ -25,6 +25,7 @@ from distlab.grading.checks.distributed_data_parallel.departures import untimely
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run_out
 from distlab.grading.checks.distributed_data_parallel.unused import Found, used
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
@@ -200,7 +201,7 @@ def one_step(context: RankContext, hook: str = "") -> Tensor:
     )
     watch.loss_of(ddp(watch.make_inputs(SEED, 0, context.rank))).backward()
     found = {k: g for k, g in watch.gradients(model).items() if g is not None}
-    return watch.end_to_end(found)
+    return flat(found)
 
 
 class Done:
@@ -230,7 +231,7 @@ def in_bfloat16(comm: Comm, bucket: Any) -> Work:
 
 
 def mean(n: int) -> Tensor:
-    return watch.end_to_end(watch.mean_of(watch.chain_gradients(SEED, 0, n)))
+    return flat(watch.mean_of(watch.chain_gradients(SEED, 0, n)))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "tcp"])

@@ -19,6 +19,7 @@ from distlab.given import compression
 from distlab.grading.checks.distributed_data_parallel import watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.gradient_compression.hooked import make_buckets
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.runner import Cluster, RankContext
 from distlab.walkthroughs.compression import gaps, low_rank_errors
@@ -65,7 +66,7 @@ def in_ddp(context: RankContext, name: str) -> dict[str, Any]:
     last = max(p for p, e in enumerate(events) if e[0] == "gradient")
     waits = [e for e in events[:last] if e[0] == "wait" or (e[0] == "call" and e[3])]
     found = {k: g for k, g in watch.gradients(model).items() if g is not None}
-    return {"gradient": watch.end_to_end(found), "waits": waits}
+    return {"gradient": flat(found), "waits": waits}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_nobody_waits_in_backward_and_all_ranks_have_the_same(
         assert torch.equal(value["gradient"], values[0]["gradient"])
     if name in ("all", "full"):
         own = watch.chain_gradients(SEED, STEPS, n)
-        mean = watch.end_to_end(watch.mean_of(own))
+        mean = flat(watch.mean_of(own))
         assert torch.allclose(values[0]["gradient"], mean, rtol=0, atol=1e-2)
 
 
