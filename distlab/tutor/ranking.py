@@ -43,11 +43,14 @@ _SAME = {
     "hangs": "hang", "hanging": "hang", "hung": "hang", "freezes": "hang",
     "sent": "send", "lr": "rate", "float16": "fp16", "half": "fp16",
     "bfloat16": "bf16", "metric": "evaluate", "metrics": "evaluate",
-    "losses": "loss", "machine": "node", "machines": "node", "servers": "server",
+    "h100": "gpu", "h100s": "gpu", "h200": "gpu", "a100": "gpu", "a100s": "gpu",
+    "llama": "model", "losses": "loss",
+    "machine": "node", "machines": "node", "servers": "server",
 }  # fmt: skip
 _JOINED = re.compile(
     r"\b(all|reduce|ring)[-_ ]?(reduce|gather|scatter)\b|\ball[-_ ]to[-_ ]all\b"
 )
+_SIZE = re.compile(r"\b[0-9]+(?:\.[0-9]+)?[ -]?b\b")  # 7B, as a model's size
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def words_of(text: str) -> list[str]:
     ['allreduce', 'hang']
     """
     text = _JOINED.sub(lambda match: re.sub(r"[-_ ]", "", match[0]), text.lower())
+    text = _SIZE.sub("billions", text)
     words = re.findall(r"[a-z0-9αβ]+", text.replace("_", " "))
     return [stem(word) for word in words if word not in _STOP]
 

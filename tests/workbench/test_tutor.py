@@ -34,7 +34,7 @@ from tests.workbench.course import (
 )
 from tests.workbench.test_commands import expect_typeable
 from tests.workbench.test_learner_texts import anchor_of
-from tests.workbench.tutor_questions import FIVE, TWENTY
+from tests.workbench.tutor_questions import FIVE, SIZING, TWENTY
 
 Capture = pytest.CaptureFixture[str]
 CONCEPTS = read_concepts()
@@ -99,7 +99,7 @@ def test_a_concept_is_complete_and_what_it_names_is_there(concept: Concept) -> N
 # ── questions ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("question", "name"), {**FIVE, **TWENTY}.items())
+@pytest.mark.parametrize(("question", "name"), {**FIVE, **TWENTY, **SIZING}.items())
 def test_a_question_finds_its_concept_first(question: str, name: str) -> None:
     found = nearest(question)
     assert found[0].concept.name == name
@@ -107,8 +107,15 @@ def test_a_question_finds_its_concept_first(question: str, name: str) -> None:
     assert nearest(question) == found
 
 
+def test_a_sizing_question_leads_to_the_plan_and_its_lesson() -> None:
+    for name in set(SIZING.values()):
+        concept = CONCEPTS[name]
+        assert concept.command.startswith("distlab plan ")
+        assert all(page.startswith("planning#") for page in concept.guide)
+
+
 def test_no_concept_has_one_of_the_questions_as_it_stands() -> None:
-    asked = {question.lower() for question in {**FIVE, **TWENTY}}
+    asked = {question.lower() for question in {**FIVE, **TWENTY, **SIZING}}
     assert not asked & {ask.lower() for c in CONCEPTS.values() for ask in c.asks}
 
 

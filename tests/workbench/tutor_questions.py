@@ -39,3 +39,11 @@ TWENTY = {
     "Can I send fewer bytes for the gradients?": "gradient-compression",
     "How long does it take to send a message?": "latency-and-bandwidth",
 }
+SIZING = {
+    "will a 7B model fit on 8 GPUs": "will-it-fit",
+    "Does llama 70B fit on 64 H100s?": "will-it-fit",
+    "how much memory does a 405b model need": "will-it-fit",
+    "how long does it take to train 70B on 1024 GPUs": "training-time",
+    "How much does a training run cost?": "training-time",
+    "which layout should I use for 70B on 256 GPUs": "choosing-a-layout",
+}
