@@ -351,6 +351,14 @@ def quiz(
         int,
         typer.Argument(help="The phase to ask about. The default is the current one."),
     ] = 0,
+    sheet: Annotated[
+        bool,
+        typer.Option(
+            "--sheet",
+            help="Ask for five formulas instead: bytes, seconds and memory in terms of "
+            "n, B and other symbols.",
+        ),
+    ] = False,
     answers: Annotated[
         str | None,
         typer.Option(help="Give all your answers at once, separated by semicolons."),
@@ -366,7 +374,7 @@ def quiz(
     """Answer questions about a phase. They aren't graded and stay on this machine."""
     from distlab.cli.quiz import quiz
 
-    return quiz(phase, answers=answers, seed=seed)
+    return quiz(phase, sheet=sheet, answers=answers, seed=seed)
 
 
 @verb(panel=MORE)

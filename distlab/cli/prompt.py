@@ -41,7 +41,7 @@ def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
         QuitError: q, or the end of the input.
     """
     for turn in range(2):
-        answer = _line(question)
+        answer = _line(question).lower()
         if answer in ("q", "quit"):
             raise QuitError
         if answer in tuple(letters) or (enter and not answer):
@@ -52,13 +52,13 @@ def ask(question: str, letters: str = "", *, enter: bool = True) -> str:
 
 
 def ask_line(question: str) -> str:
-    """Return the line that the learner typed, in lower case.
+    """Return the line that the learner typed, in its own upper and lower case.
 
     Raises:
         QuitError: q, or the end of the input.
     """
     answer = _line(question)
-    if answer in ("q", "quit"):
+    if answer.lower() in ("q", "quit"):
         raise QuitError
     return answer
 
@@ -76,7 +76,7 @@ def _line(question: str) -> str:
         raise QuitError from None
     if not sys.stdin.isatty():
         print()  # nobody typed the end of this line
-    return answer.strip().lower()
+    return answer.strip()
 
 
 def offer_editor(path: str, line: int) -> None:

@@ -22,11 +22,17 @@ _GIVE_UP = "?"
 _TRIES = 2
 
 
-def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None) -> int:
+def quiz(
+    phase: int = 0,
+    *,
+    sheet: bool = False,
+    answers: str | None = None,
+    seed: int | None = None,
+) -> int:
     """Ask questions, or read `answers`, and say which answers are right; return 0.
 
     `answers` are separated by semicolons. Without a number, we ask about the phase of
-    the current task.
+    the current task. With `sheet`, we ask the questions of its accounting sheet.
 
     Raises:
         ValueError: no such phase, no questions, or more answers than questions.
@@ -34,7 +40,7 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
     curriculum = load_curriculum()
     phase = phase or int(current_task(curriculum, Progress(curriculum.root)).number[0])
     folder = curriculum.root / curriculum.phase(phase).folder
-    questions = read_questions(folder / "answers.toml")
+    questions = read_questions(folder / ("sheet.toml" if sheet else "answers.toml"))
     seed = secrets.randbelow(10_000) if seed is None else seed
     given = None if answers is None else [a.strip() for a in answers.split(";")]
     if given is not None and len(given) > len(questions):
@@ -43,6 +49,8 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
             "questions"
         )
     head = f"{len(questions)} questions with the numbers of --seed {seed}"
+    if sheet:
+        head = f"{len(questions)} questions to answer with formulas (--seed {seed})"
     show([("dim", f"{head}; type {_GIVE_UP} to see an answer, or q to leave")])
     kept: dict[str, dict[str, object]] = {}
     for number, question in enumerate(questions, 1):
@@ -58,7 +66,8 @@ def quiz(phase: int = 0, *, answers: str | None = None, seed: int | None = None)
             break
         show(_told(posed, answer, is_right=is_right))
         if answer:
-            kept[f"{phase}/{question.id}"] = {"answer": answer, "right": is_right}
+            name = f"sheet/{question.id}" if sheet else question.id
+            kept[f"{phase}/{name}"] = {"answer": answer, "right": is_right}
     _end(Progress(curriculum.root), kept)
     return 0
 
@@ -98,6 +107,7 @@ def _typed(posed: Posed) -> tuple[str, bool]:
                 )
             ]
         )
+        show(_where(posed, given))
 
 
 def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
@@ -111,9 +121,18 @@ def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
         return None
 
 
+def _where(posed: Posed, answer: str) -> list[tuple[str, str]]:
+    """Return the lines that say where a wrong formula differs from the right one."""
+    return [("plain", f"   {row}") for row in _wrapped(posed.difference(answer))]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, screen_width() - 6, break_long_words=False)
+
+
 def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:
     lines = [("plain", "")]
-    ask = textwrap.wrap(posed.ask, screen_width() - 6, break_long_words=False)
+    ask = _wrapped(posed.ask)
     lines += [
         ("plain", f"{number}. {row}" if not i else f"   {row}")
         for i, row in enumerate(ask)
@@ -122,6 +141,12 @@ def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:
         rows = textwrap.wrap(option, screen_width() - 10)
         lines += [
             ("plain", f"     {f'{letter}) ' if not i else '   '}{row}")
+            for i, row in enumerate(rows)
+        ]
+    for name, symbol in posed.question.symbols.items():
+        rows = textwrap.wrap(symbol.meaning, screen_width() - 10)
+        lines += [
+            ("plain", f"     {name if not i else ' '}  {row}")
             for i, row in enumerate(rows)
         ]
     if len(posed.question.answer) > 1 and posed.question.options:
@@ -136,11 +161,10 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
         lines = [("pass", f"   right: {posed.right_answer}")]
     elif answer:
         said = f"   {answer} isn't right; the answer is {posed.right_answer}"
-        lines = [("fail", said)]
+        lines = [("fail", said), *_where(posed, answer)]
     else:
         lines = [("plain", f"   the answer is {posed.right_answer}")]
-    rows = textwrap.wrap(posed.why, screen_width() - 6, break_long_words=False)
-    return lines + [("plain", f"   {row}") for row in rows]
+    return lines + [("plain", f"   {row}") for row in _wrapped(posed.why)]
 
 
 def _end(progress: Progress, kept: dict[str, dict[str, object]]) -> None:

@@ -1,11 +1,16 @@
-"""Formulas that are data: numbers, names and the four operations, and nothing else."""
+"""Formulas that are data: numbers, names and the four operations, and nothing else.
+
+`evaluate` reads the formulas of our files. People write `2(n - 1)B/n` on paper, so
+`spelled_out` turns that into `2*(n-1)*B/n` first.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 _MOST_CHARACTERS = 200
 _MOST = 1e30  # a number beyond that is a mistake, and a power of it takes forever
@@ -30,6 +35,14 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": min,
     "sqrt": math.sqrt,
 }
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[^\W\d]\w*)|(?P<sign>\*\*|//|[-+*/%(),]))"
+)
+_PAPER = {
+    "×": "*", "·": "*", "−": "-", "÷": "/", "√": " sqrt", "^": "**", "²": "**2",
+    "³": "**3", "⌈": " ceil(", "⌉": ")", "⌊": " floor(", "⌋": ")",
+}  # fmt: skip
 
 
 class FormulaError(ValueError):
@@ -53,6 +66,63 @@ def evaluate(formula: str, names: Mapping[str, float] | None = None) -> float:
     except (ArithmeticError, ValueError, TypeError):
         raise FormulaError(f"{formula!r} has no value") from None
     return value
+
+
+def spelled_out(formula: str, symbols: Collection[str] = ()) -> str:
+    """Write a formula from paper with a sign for each operation: `2n` as `2*n`.
+
+    A name that consists of one-letter `symbols` is their product: `nB` becomes `n*B`.
+
+    Raises:
+        FormulaError: it contains something else, or a product right after a division,
+            such as `B/2n`, which has two readings.
+    """
+    for paper, sign in _PAPER.items():
+        formula = formula.replace(paper, sign)
+    formula = formula.strip()
+    tokens: list[str] = []
+    signs = [""]  # the last operation within each pair of open brackets
+    for token in _tokens(formula, symbols):
+        opens = token == "(" or _ends_operand(token) or token in _FUNCTIONS
+        if opens and token != ")" and tokens and _ends_operand(tokens[-1]):
+            if signs[-1] in ("/", "//", "%"):
+                raise FormulaError(
+                    "that has two readings; put brackets around what you divide by, "
+                    f"or a * before {token}"
+                )
+            if token[0].isdigit() and tokens[-1][0].isdigit():
+                raise FormulaError(f"there is a sign missing before {token}")
+            tokens.append("*")
+            signs[-1] = "*"
+        if token == "(":
+            signs.append("")
+        elif token == ")" and len(signs) > 1:
+            signs.pop()
+        elif not opens:
+            signs[-1] = token
+        tokens.append(token)
+    return "".join(tokens)
+
+
+def _tokens(formula: str, symbols: Collection[str]) -> Iterator[str]:
+    place = 0
+    while place < len(formula):
+        match = _TOKEN.match(formula, place)
+        if match is None:
+            raise FormulaError(
+                f"{formula[place:].strip()[0]!r} is no part of a formula"
+            )
+        place = match.end()
+        name = match["name"]
+        if name and name not in _FUNCTIONS and {*name} <= {*symbols}:
+            yield from name
+        else:
+            yield match[match.lastgroup or 0]
+
+
+def _ends_operand(token: str) -> bool:
+    is_operation = not (token[-1].isalnum() or token[-1] in "._)")
+    return not is_operation and token not in _FUNCTIONS
 
 
 def _value(node: ast.expr, names: Mapping[str, float]) -> float:
