@@ -258,7 +258,7 @@ def pipeline_s(model: Model, layout: Layout, batch: Batch, cluster: Cluster) -> 
     """Return the seconds of a step's messages between pipeline stages.
 
     Given: with at least two stages, each microbatch waits for one message forward and
-    one backward for each of the v chunks. A message has h elements for each token. With
+    one backward for each of the q chunks. A message has h elements for each token. With
     sequence parallelism, a tensor rank sends 1 / t of them. If the GPUs need more than
     one node, the messages pass `inter_node`.
     """
@@ -307,8 +307,8 @@ def step_time(model: Model, layout: Layout, batch: Batch, cluster: Cluster) -> S
     """Return the seconds of a step by cause.
 
     A GPU computes m microbatches, one after another, and waits for the messages of the
-    tensor, context and pipeline ranks each time. Then come the data-parallel messages
-    that nothing hides, and the update.
+    tensor, context and pipeline ranks each time. So do the microbatches of the bubble.
+    Then come the data-parallel messages that nothing hides, and the update.
 
     3.31 C6 `update_s` is correct, and `step_time` has the computation of m microbatches
             and the bubble, which lasts as long as p - 1 microbatches, or p - 1 chunks

@@ -110,7 +110,7 @@ class Layout:
     tensor: int = 1  # t
     pipeline: int = 1  # p, stages
     context: int = 1  # c, parts of each sequence
-    chunks: int = 1  # v, parts of a stage: 1 for 1F1B, more if it is interleaved
+    chunks: int = 1  # q, parts of a stage: 1 for 1F1B, more if it is interleaved
     zero_stage: int = 0  # 0 to 3, over the data · context ranks of a group
     microbatch: int = 1  # sequences
     recompute: Recompute = "none"
@@ -147,16 +147,16 @@ class Layout:
         return self._schedule_problem(model, batch) or self._split_problem(model, batch)
 
     def _schedule_problem(self, model: Model, batch: Batch) -> str:
-        p, v, per_step = self.pipeline, self.chunks, self.data * self.microbatch
+        p, q, per_step = self.pipeline, self.chunks, self.data * self.microbatch
         if p > model.layers:
             return f"{model.layers} layers are too few for {p} stages"
-        if v > 1 and p == 1:
+        if q > 1 and p == 1:
             return "a single stage can't be interleaved"
-        if v > 1 and model.layers % (p * v):
-            return f"{p} stages of {v} chunks do not divide {model.layers} layers"
+        if q > 1 and model.layers % (p * q):
+            return f"{p} stages of {q} chunks do not divide {model.layers} layers"
         if batch.global_batch % per_step:
             return f"{per_step} does not divide {batch.global_batch} sequences"
-        if v > 1 and self.microbatches(batch) % p:
+        if q > 1 and self.microbatches(batch) % p:
             return f"{p} stages do not divide {self.microbatches(batch)} microbatches"
         return ""
 

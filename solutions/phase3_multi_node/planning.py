@@ -346,7 +346,7 @@ def pipeline_s(model: Model, layout: Layout, batch: Batch, cluster: Cluster) -> 
     """Return the seconds of a step's messages between pipeline stages.
 
     Given: with at least two stages, each microbatch waits for one message forward and
-    one backward for each of the v chunks. A message has h elements for each token. With
+    one backward for each of the q chunks. A message has h elements for each token. With
     sequence parallelism, a tensor rank sends 1 / t of them. If the GPUs need more than
     one node, the messages pass `inter_node`.
     """
@@ -428,8 +428,8 @@ def step_time(model: Model, layout: Layout, batch: Batch, cluster: Cluster) -> S
     """Return the seconds of a step by cause.
 
     A GPU computes m microbatches, one after another, and waits for the messages of the
-    tensor, context and pipeline ranks each time. Then come the data-parallel messages
-    that nothing hides, and the update.
+    tensor, context and pipeline ranks each time. So do the microbatches of the bubble.
+    Then come the data-parallel messages that nothing hides, and the update.
 
     3.31 C6 `update_s` is correct, and `step_time` has the computation of m microbatches
             and the bubble, which lasts as long as p - 1 microbatches, or p - 1 chunks
@@ -523,13 +523,13 @@ def valid_layouts(model: Model, batch: Batch, num_gpus: int) -> Iterator[Layout]
             continue
         chunks = range(1, model.layers // p + 1)
         flags = product(chunks, range(4), sizes, RECOMPUTE, (False, True))
-        for v, zero_stage, microbatch, recompute, sequence_parallel in flags:
+        for q, zero_stage, microbatch, recompute, sequence_parallel in flags:
             layout = Layout(
                 data=num_gpus // (t * p * c),
                 tensor=t,
                 pipeline=p,
                 context=c,
-                chunks=v,
+                chunks=q,
                 zero_stage=zero_stage,
                 microbatch=microbatch,
                 recompute=recompute,
