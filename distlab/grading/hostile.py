@@ -164,10 +164,12 @@ def _course(root: Path, copy: Path) -> Path:
 
 
 def _digests(root: Path) -> dict[str, str]:
+    """Of every file, without the marks of wrong solutions that the grader keeps."""
+    book = root / ".distlab" / "book"
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in root.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix != ".pyc" and book not in path.parents
     }
 
 

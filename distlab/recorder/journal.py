@@ -226,7 +226,7 @@ class Journal:
 
         ddp.forward, torch.autograd.backward = forward, backward
         verify = "_verify_params_across_processes"
-        self._wrap(torch.distributed, verify, self._verify, _ended)
+        self._wrap(torch.distributed, verify, self._verify, _verified)
 
     def _backward(self, group: Any) -> Act:
         return self._as_one(BACKWARD, group)
@@ -463,6 +463,10 @@ def _is_short(timeout: Any) -> bool:
     if not isinstance(timeout, timedelta):
         return False
     return timedelta(0) < timeout < _LONG
+
+
+def _verified(act: Act, *_: Any) -> None:
+    act.done, act.issued_ns = True, time.time_ns()
 
 
 def _ended(act: Act, *_: Any) -> None:
