@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,8 @@ def test_watch_judges_what_is_there(course: Course) -> None:
     try:
         verdict = json.loads(watching.stdout.readline())
     finally:
-        watching.kill()
-        watching.communicate()
+        watching.send_signal(signal.SIGINT)  # as Ctrl-C does
+        watching.communicate(timeout=60)
     course.expect_nothing_left()
     assert verdict["status"] == "pass"
 
