@@ -32,5 +32,6 @@ def explain_hang(
     if html is not None:
         from distlab.flight.drawn import draw
 
-        draw(html, records, hang.sentence, hang.kind != "finished")
+        is_fine = hang.kind == "finished"
+        draw(html, records, hang.sentence, "finished" if is_fine else "deadlock")
     return PASS if hang.kind == "finished" else FAILED

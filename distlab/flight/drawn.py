@@ -11,52 +11,52 @@ from pathlib import Path
 from typing import Any
 
 from distlab.comm import ANY, Event
+from distlab.flight.hang import current_call
 from distlab.flight.records import Call, Records
 from distlab.runner import RankRecord, Run
 from distlab.runner.board import find_cycle
+from distlab.runner.record import Outcome
 from distlab.trace import to_html
 
 _S = 1e-9
 _TITLE = "The last calls of a job that hangs"
 
 
-def draw(
-    path: Path | str, records: Records, sentence: str, is_proved: bool = True
-) -> None:
-    """Write a page with a timeline of the recorded calls.
+def draw(path: Path | str, records: Records, sentence: str, outcome: Outcome) -> None:
+    """Write a page with a timeline of the recorded calls; see `run_of`.
 
     Raises:
         OSError: it cannot be written.
     """
-    run = run_of(records, sentence, is_proved=is_proved)
     verdict = sentence[:1].upper() + sentence[1:]
-    to_html(run, path, title=_TITLE, verdict=verdict)
+    to_html(run_of(records, sentence, outcome), path, title=_TITLE, verdict=verdict)
 
 
-def run_of(records: Records, sentence: str, *, is_proved: bool = True) -> Run:
+def run_of(records: Records, sentence: str, outcome: Outcome) -> Run:
     """Return the recorded calls of all ranks as a run.
 
-    `sentence` says what is wrong, and `is_proved` that the waiting ranks wait forever.
+    `sentence` says what is wrong. In a `deadlock`, the ranks that wait do so forever.
     """
     entered = _last_entries(records)
-    everyone = range(records.world_size)
-    ranks = tuple(_rank(records, rank, entered) for rank in everyone)
-    waits_for = {
-        rank: peers
-        for rank in everyone
-        if (call := _open(records, rank)) and (peers := _awaited(records, call))
-    }
+    ranks = tuple(_rank(records, rank, entered) for rank in range(records.world_size))
+    waits_for = _waits_for(records) if outcome == "deadlock" else {}
     times = [event["t"] for record in ranks for event in record.journal]
     return Run(
         world_size=records.world_size,
-        outcome="deadlock" if is_proved else "timeout",
+        outcome=outcome,
         ranks=ranks,
         seconds=max(times, default=0.0) - min(times, default=0.0),
         limit_s=0.0,
-        waits_for=waits_for if is_proved else {},
-        cycle=find_cycle(waits_for) if is_proved else (),
+        waits_for=waits_for,
+        cycle=find_cycle(waits_for),
         explanation=sentence,
     )
+
+
+def _waits_for(records: Records) -> dict[int, tuple[int, ...]]:
+    waits = {rank: _open(records, rank) for rank in records.dumps}
+    found = {rank: _awaited(records, call) for rank, call in waits.items() if call}
+    return {rank: peers for rank, peers in found.items() if peers}
 
 
 def _key(call: Call) -> tuple[Any, ...]:
@@ -76,9 +76,8 @@ def _open(records: Records, rank: int) -> Call | None:
     """The call in which the rank waits, if it does."""
     if rank in records.ended or rank not in records.dumps:
         return None
-    calls = [call for call in records.dumps[rank].calls if not call.done]
-    last = min(calls, key=lambda call: call.created_ns, default=None)
-    return records.waits.get(rank, last)
+    call = current_call(records, rank)
+    return None if call is None or call.done else call
 
 
 def _rank(

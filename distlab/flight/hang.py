@@ -80,6 +80,12 @@ def find_hang(records: Records) -> Hang:
     return _agreement(records, waits)
 
 
+def have_met_apart(records: Records, hang: Hang) -> bool:
+    """Return True if ranks have met to different ends, as in new_group()."""
+    groups = {call.group[0] for call in hang.calls.values()}
+    return hang.kind == "mismatch" and groups <= records.titles.keys()
+
+
 def current_call(records: Records, rank: int) -> Call | None:
     """The call in which a rank waits, or else its last one."""
     if rank in records.waits:

@@ -25,6 +25,7 @@ from distlab.flight.hang import (
     disagreement,
     find_hang,
     groups_of,
+    have_met_apart,
     size_of,
 )
 from distlab.flight.records import Call, Dump, Group, Records, Sizes, dump_of
@@ -84,7 +85,9 @@ def find(
     records = records_of(posts, world_size)
     is_proved = are_still and _Proof(posts, records).holds(alive)
     hang = find_hang(records)
-    if not (is_proved or _is_meeting(records, hang) or _is_failure(posts, hang)):
+    # Torch numbers the groups, so unlike groups share a name, and what their ranks say
+    # to each other is lost: they wait in calls that all members have made.
+    if not (is_proved or have_met_apart(records, hang) or _is_failure(posts, hang)):
         return None
     return Finding(
         status="mismatch" if hang.kind == "mismatch" else "deadlock",
@@ -97,14 +100,14 @@ def find(
 def _are_lost(posts: Mapping[int, Post], alive: list[int]) -> bool:
     """Return True if each rank has failed in a call, or has destroyed its groups."""
     return all(
-        rank in posts and (posts[rank].get("has_left") or _has_failed(posts[rank]))
+        rank in posts and (posts[rank]["has_left"] or _has_failed(posts[rank]))
         for rank in alive
     )
 
 
 def _has_failed(post: Post) -> bool:
     """Return True if the rank is about to end with an error from its call."""
-    return post["state"] == "still" and any(act.get("failed") for act in _acts(post))
+    return post["state"] == "still" and any(act["failed"] for act in _acts(post))
 
 
 def _is_failure(posts: Mapping[int, Post], hang: Hang) -> bool:
@@ -112,16 +115,6 @@ def _is_failure(posts: Mapping[int, Post], hang: Hang) -> bool:
     return hang.kind == "absent" and all(
         _has_failed(posts[rank]) for rank in hang.calls if rank in posts
     )
-
-
-def _is_meeting(records: Records, hang: Hang) -> bool:
-    """Return True if ranks have met to different ends, as in new_group().
-
-    Torch numbers the groups, so unlike groups then share a name, and what their ranks
-    say to each other is lost. The ranks wait in calls that all members have made.
-    """
-    groups = {call.group[0] for call in hang.calls.values()}
-    return hang.kind == "mismatch" and groups <= {*records.titles} - {_STORE}
 
 
 def records_of(posts: Mapping[int, Post], world_size: int) -> Records:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distlab.flight.hang import Hang, current_call, operation, spot
+from distlab.flight.hang import (
+    Hang,
+    current_call,
+    have_met_apart,
+    operation,
+    spot,
+)
 from distlab.flight.records import Call, Records
 from distlab.terminal import ranks_in_words
 
@@ -103,8 +109,7 @@ def _pattern(records: Records, hang: Hang) -> str:
     ops = {call.op for call in hang.calls.values()}
     if hang.kind == "circle" and ops in ({"send"}, {"recv"}):
         return f"{ops.pop()}s"
-    groups = {call.group[0] for call in hang.calls.values()}
-    if hang.kind == "mismatch" and groups and groups <= records.titles.keys():
+    if have_met_apart(records, hang):
         return "groups"
     return hang.differ or hang.kind
 

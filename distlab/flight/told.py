@@ -16,6 +16,7 @@ from distlab.flight.page import Line, as_json, page, table
 from distlab.flight.records import Records
 from distlab.flight.watch import Told
 from distlab.runner.autopsy import place
+from distlab.runner.record import Outcome
 from distlab.terminal import ranks_in_words
 
 PREFIX = "[distlab]"
@@ -107,12 +108,12 @@ def write_report(path: str | Path, found: Finding | Quiet) -> None:
         print(f"{PREFIX} wrote {path}", file=sys.stderr)
 
 
-def _drawn(found: Finding | Quiet) -> tuple[Records, str, bool]:
-    """The calls of all ranks, what is wrong, and whether that is proved."""
+def _drawn(found: Finding | Quiet) -> tuple[Records, str, Outcome]:
+    """The calls of all ranks, what is wrong, and how it counts."""
     if isinstance(found, Quiet):
         records = records_of(found.posts, found.world_size)
-        return records, _quiet_sentence(found), False
-    return found.records, found.hang.sentence, True
+        return records, _quiet_sentence(found), "timeout"
+    return found.records, found.hang.sentence, "deadlock"
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 
 from distlab.recorder.frames import Place, place_of
 
@@ -98,8 +99,8 @@ class Act:
     gives_up: bool = False
     """It has a timeout of its own, under a minute."""
     done: bool = False
-    error: BaseException | None = None
-    """What the call has raised; it may be caught."""
+    failed: bool = False
+    """It has raised the error that ends the rank."""
     others: list[dict[str, Any]] = field(default_factory=list)
     """The calls of other ranks with which this one disagrees."""
 
@@ -127,11 +128,11 @@ class Journal:
         self.meetings: deque[Act] = deque(maxlen=KEPT)
         self.groups: dict[str, tuple[int, ...]] = {}
         self.exempt: set[int] = set()  # our own threads
-        self.failed: Act | None = None  # the newest call that has raised an error
         self.has_left = False  # destroyed its groups: it can't take part any more
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
+        self._wrapper: CodeType | None = None
         # By thread: the group in which the next backward() reduces gradients.
         self._reduces: dict[int, Any] = {}
         os.register_at_fork(after_in_child=self._stop)
@@ -177,10 +178,9 @@ class Journal:
             seats = self.sit_down(act)
             try:
                 result = own(*args, **kwargs)
-            except BaseException as error:
+            except BaseException:
                 # Or what torch records later would belong to this call.
                 act.issued_ns = act.issued_ns or time.time_ns()
-                act.error, self.failed = error, act
                 raise
             finally:
                 self.num_events += 1
@@ -189,10 +189,21 @@ class Journal:
                 end(act, result, *args)
             return result
 
+        self._wrapper = getattr(wrapped, "__code__", None)  # that of all of them
         setattr(owner, name, wrapped)
         face = sys.modules.get("torch.distributed")  # if torch was imported before us
         if getattr(face, name, None) is own:
             setattr(face, name, wrapped)
+
+    def raised_in(self, error: BaseException) -> Act | None:
+        """Return the call that has raised an error, or the error behind it."""
+        for one in (error, error.__cause__, error.__context__):
+            trace = one.__traceback__ if one is not None else None
+            while trace is not None:
+                if trace.tb_frame.f_code is self._wrapper:
+                    return cast("Act | None", trace.tb_frame.f_locals.get("act"))
+                trace = trace.tb_next
+        return None
 
     def attach_ddp(self, module: Any) -> None:
         """Have a backward() that reduces DDP's gradients compared between the ranks."""
@@ -379,11 +390,12 @@ class Journal:
         size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         return self._meeting("init_process_group", "init", tuple(range(size)))
 
-    def _leave(self, group: Any = None) -> Act:
-        return Act("unfinished", "destroy_process_group" if group is None else "")
+    def _leave(self, *_: Any, **__: Any) -> Act:
+        place = place_of(sys._getframe(1))
+        return Act("unfinished", "destroy_process_group", place=place)
 
-    def _left(self, act: Act, *_: Any) -> None:
-        self.has_left = bool(act.op)
+    def _left(self, *_: Any) -> None:
+        self.has_left = not self._world()
 
     def _met(self, act: Act, *_: Any) -> None:
         act.done = True

@@ -147,9 +147,10 @@ class Recorder:
         """
         text = f"{type(error).__name__}: {error}"
         self.error = text.partition("\n")[0][:300]
-        act = self._journal.failed
-        if act is not None and act.error in (error, error.__cause__, error.__context__):
-            act.done = False
+        # Ctrl-C isn't the call's own error.
+        act = self._journal.raised_in(error) if isinstance(error, Exception) else None
+        if act is not None:
+            act.failed, act.done = True, False
             self._stay_in(act, _LAST_WORD_S)
 
     def finish(self) -> None:
@@ -297,7 +298,7 @@ class Recorder:
         for entry in entries:
             act = _act_of(entry, acts)
             if act is not None and act.kind != BACKWARD:  # which makes several
-                if act.error is not None:
+                if act.failed:
                     entry |= {"state": "failed", "retired": False}
                 act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
@@ -448,7 +449,7 @@ def _act(act: Act) -> dict[str, Any]:
         "created_ns": act.created_ns,
         "gives_up": act.gives_up,
         "done": act.done,
-        "failed": act.error is not None,
+        "failed": act.failed,
         "others": act.others,
     }
 

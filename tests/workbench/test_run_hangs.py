@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,7 @@ def post(number: int, rank: Rank) -> Post:
         "state": rank.state,
         "error": "",
         "num_events": rank.num_events,
+        "has_left": False,
         "posted_at_s": now_s,
         "beat_s": 5.0,
         "moved_at_s": now_s,
@@ -491,7 +493,7 @@ def test_the_timeline_of_a_finding() -> None:
         Rank([], [early], state="ended"),
     )
     assert finding is not None
-    run = run_of(finding.records, finding.hang.sentence)
+    run = run_of(finding.records, finding.hang.sentence, "deadlock")
     assert (run.outcome, run.cycle) == ("deadlock", (0, 1))
     assert [rank.status for rank in run.ranks] == ["waiting", "waiting", "finished"]
     assert [rank.waiting and rank.waiting["line"] for rank in run.ranks] == [
@@ -511,7 +513,7 @@ def test_the_timeline_of_messages() -> None:
         Rank([], [message("send", 2, 0)], state="ended"),
     )
     assert finding is not None
-    run = run_of(finding.records, finding.hang.sentence)
+    run = run_of(finding.records, finding.hang.sentence, "deadlock")
     assert run.waits_for == {0: (1,), 1: (0,)}
     assert (run.cycle, len(trace_of(run).messages)) == ((0, 1), 1)
 
@@ -532,28 +534,61 @@ def test_a_report_that_cannot_be_written_is_no_error(
 # ── a call that fails ───────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("is_cause", [True, False])
+class Group:
+    """Stands for torch's ProcessGroup, with a call that fails."""
+
+    group_name = WORLD
+    error: BaseException = ConnectionError("closed by peer")
+
+    def monitored_barrier(self) -> None:
+        raise self.error
+
+
+def step(*, is_caught: bool) -> None:
+    try:
+        Group().monitored_barrier()
+    except ConnectionError as error:
+        raise (RuntimeError("step 4 failed") if is_caught else error) from None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_caught", "stays"),
+    [
+        (ConnectionError("closed by peer"), False, True),
+        (ConnectionError("closed by peer"), True, True),  # and raised as another one
+        (KeyboardInterrupt(), False, False),
+    ],
+)
 def test_a_rank_stays_in_the_call_whose_error_ends_it(
-    monkeypatch: pytest.MonkeyPatch, is_cause: bool
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, is_caught: bool, stays: bool
 ) -> None:
+    for name in ("monitored_barrier", "group_name"):
+        monkeypatch.setattr(Group, name, getattr(Group, name))  # put back at the end
+    monkeypatch.setattr(Group, "error", error)
     journal = Journal()
-    recorder = Recorder(journal, 0, 2)
-    act = collective(REDUCE, done=True)
-    act.error, journal.failed = ConnectionError("closed by peer"), act
-    seen: list[list[Act]] = []
+    journal.groups[WORLD] = GROUPS[WORLD]
+    journal.attach(SimpleNamespace(ProcessGroup=Group, Work=Group, Store=Group))
+    recorder = Recorder(journal, 0, 3)
+    seen: list[list[str]] = []
 
     def wait(_: float) -> bool:
-        seen.extend(list(seats) for seats in journal.seats.values())
+        seen.extend([act.op for act in seats] for seats in journal.seats.values())
         return False
 
     monkeypatch.setattr(recorder._verdict, "wait", wait)
-    error = RuntimeError("step 4 failed")
-    error.__cause__ = act.error if is_cause else None
-    recorder.fail(error)
-    assert seen == ([[act]] if is_cause else [])
-    assert act.done is not is_cause
-    assert "RuntimeError" in recorder.error
+    with pytest.raises(BaseException) as last:  # noqa: PT011
+        step(is_caught=is_caught)
+    recorder.fail(last.value)
+    assert last.typename in recorder.error
+    assert seen == ([["monitored_barrier"]] if stays else [])
+    assert [act.failed for act in journal.meetings] == [stays]
     assert not any(journal.seats.values())
+
+
+def test_an_error_of_the_script_itself_is_not_a_calls() -> None:
+    with pytest.raises(ValueError, match="column") as error:
+        raise ValueError("no such column")
+    assert Journal().raised_in(error.value) is None
 
 
 @pytest.mark.parametrize(
