@@ -12,7 +12,7 @@ from typing import Any
 MANIFEST = "curriculum.toml"
 _PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = _PACKAGE / "course"
-"""The copy in an installed wheel, see pyproject.toml; a clone has none."""
+"""The course as an installed wheel has it. A clone has no such folder."""
 KINDS = ("plan", "move", "hide", "use")
 
 

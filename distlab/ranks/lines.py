@@ -9,4 +9,4 @@ PLACE = "place"
 """A file with one byte, the rank that ran last. It tells us who caused a crash."""
 
 STACKS = "stacks"
-"""The file into which Python writes the stack of a crash, or of an endless loop."""
+"""Python writes its stack into this file if it crashes or runs out of time."""
