@@ -1,9 +1,9 @@
 """The course that came in a wheel, and the copy of it in a learner's folder.
 
 In a clone, the course and distlab lie side by side, and none of this is needed. With
-`pip install distlab`, the course is in site-packages, which isn't a place to write code.
-`distlab start` copies it into an empty folder and generates the templates there, so
-the folder works as a clone does. It also notes the digest of each copied file in
+`pip install distlab`, the course is in site-packages, where learners shouldn't edit it.
+So `distlab start` copies it into an empty folder and generates the templates there, so
+that the folder works as a clone does. It also notes the digest of each copied file in
 `.distlab/course.json`. From these, `distlab update` can tell a file that the learner
 has edited, such as a notebook, from one that is merely old: the first is kept beside
 the new one, and the second is replaced.
