@@ -122,8 +122,7 @@ def judged_after(other: Judge, runs: Runs, where: str, own: str = "") -> Iterato
     try:
         yield
     except NotYetError as failure:
-        if not _is_own(failure, own) and _fails(other, runs):
-            raise NotJudgedError(f"see {where}") from failure
+        _expect_own(failure, own, other, runs, where)
         raise
 
 
@@ -133,25 +132,23 @@ def _ordered(judge: Judge, task: str, after: Sequence[str], own: str) -> Judge:
         try:
             return judge(runs)
         except NotYetError as failure:
-            others = [] if _is_own(failure, own) else checks_of(task)
-            for other in others:
-                if other.clause in after and _fails(other.judge, runs):
-                    raise NotJudgedError(f"see {other.clause}") from failure
+            for other in checks_of(task):
+                if other.clause in after:
+                    _expect_own(failure, own, other.judge, runs, other.clause)
             raise
 
     return judged
 
 
-def _is_own(failure: NotYetError, own: str) -> bool:
-    return bool(own) and failure.slug == own
-
-
-def _fails(judge: Judge, runs: Runs) -> bool:
+def _expect_own(
+    failure: NotYetError, own: str, other: Judge, runs: Runs, where: str
+) -> None:
+    if own and failure.slug == own:
+        return
     try:
-        judge(runs)
+        other(runs)
     except (NotYetError, NotJudgedError):
-        return True
-    return False
+        raise NotJudgedError(f"see {where}") from failure
 
 
 def _plan(runs: Plan | Sequence[RunSpec]) -> Plan:

@@ -189,7 +189,7 @@ class Grader:
         for world_size in sizes_beside(task.id):
             self._on_step(f"beside the reference, n = {world_size}")
             runs = played.get(world_size) or self._planned(task, impl, world_size)
-            runs.latest = None
+            runs.reads.clear()
             if fault := first_fault(task, runs):
                 clause, failure = fault
                 text = STANDING[clause]
@@ -214,7 +214,7 @@ class Grader:
             if world_size not in played:
                 played[world_size] = self._planned(task, impl, world_size)
             runs = played[world_size]
-            runs.latest = None
+            runs.reads.clear()
             sizes = ", ".join(map(str, check.sizes(world_size)))
             self._on_step(check.clause + f", n = {sizes}" * bool(sizes))
             try:

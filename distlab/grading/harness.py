@@ -79,7 +79,8 @@ class PlayedRuns(Runs):
     def of(self, impl: Implementation) -> PlayedRuns:
         """The same runs of another implementation."""
         other = PlayedRuns(self.cluster, impl, self.world_size, self.seed, self.limits)
-        other.declared = self.declared
+        other.declared, other.ranks_per_node = self.declared, self.ranks_per_node
+        other._beside = self._beside
         return other
 
     def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
@@ -95,13 +96,16 @@ class PlayedRuns(Runs):
         return run
 
     def with_seed(self, seed: int, world_size: int) -> PlayedRuns:
-        """Runs of the same implementation with another seed, or of more ranks."""
-        return PlayedRuns(self.cluster, self.impl, world_size, seed, self.limits)
+        """Runs with another seed, or of more ranks; if neither, with what has run."""
+        other = PlayedRuns(self.cluster, self.impl, world_size, seed, self.limits)
+        if (seed, world_size) == (self.seed, self.world_size):
+            other.records, other._beside = dict(self.records), self._beside
+        return other
 
     def on_one_node(self) -> PlayedRuns:
         """The same runs, with ranks whose local rank is their rank."""
         other = self.of(self.impl)
-        other.ranks_per_node = self.world_size
+        other.ranks_per_node, other._beside = self.world_size, None
         return other
 
     def read(self, spec: RunSpec) -> Run:

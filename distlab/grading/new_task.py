@@ -167,7 +167,6 @@ def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
         "number": number,
         "id": task_id,
         "name": name,
-        "unit": unit.name,
         "needs": unit.tasks[-1].id,
         "minutes": str(MINUTES),
         "reading": str(READING),

@@ -62,7 +62,7 @@ def _judged(
 
 
 def _said(check: Check, runs: Runs) -> str | None:
-    runs.latest = None
+    runs.reads.clear()
     try:
         return check.judge(runs)
     except (NotYetError, NotJudgedError, MissingRunError, UndeclaredRunError):

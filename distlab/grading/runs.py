@@ -111,11 +111,16 @@ class Runs(ABC):
         self.world_size = world_size
         self.seed = seed
         self.declared: frozenset[RunSpec] | None = None  # None: anything may be read
-        self.latest: tuple[RunSpec, Run] | None = None  # what a judge read last
+        self.reads: dict[RunSpec, Run] = {}  # by a judge, the latest at the end
 
     @abstractmethod
     def read(self, spec: RunSpec) -> Run:
         """The record of a run, however it ended."""
+
+    @property
+    def latest(self) -> tuple[RunSpec, Run] | None:
+        """What a judge read last."""
+        return next(reversed(self.reads.items()), None)
 
     def finished(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
         """The record of a run on ranks that came to its end.
@@ -169,7 +174,8 @@ class Runs(ABC):
         if self.declared is not None and spec not in self.declared:
             raise UndeclaredRunError(f"no clause of this task declares {spec}")
         run = self.read(spec)
-        self.latest = spec, run
+        self.reads.pop(spec, None)
+        self.reads[spec] = run
         return run
 
 

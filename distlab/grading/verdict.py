@@ -32,7 +32,7 @@ HALF_DONE = "half done"
 class Difference:
     """What the ranks left, by rank, where something else was expected of them.
 
-    Two solutions that leave the same make the same mistake: see book.py.
+    Two solutions that leave the same make the same mistake: see `distlab.grading.book`.
     """
 
     what: str
@@ -47,10 +47,10 @@ class NotYetError(Exception):
     wrong one. `rule` is what to do, said only where the diagnosis is sure. `kind` is
     the headline's word: NOT YET, DEADLOCK, TIME or MEMORY. `evidence` has lines for the
     ranks: each is an Evidence, or simply `(rank, state, text)`. `output` is what the
-    ranks printed. `fatal` means that the task's other clauses
-    cannot be judged, `run` is what it is about, and `played` how many ranks there were
-    where one process played them all. `difference` is set where the ranks' values are
-    wrong, so that the book of mistakes can look for a solution that leaves the same.
+    ranks printed. `fatal` means that the task's other clauses cannot be judged, `run`
+    is what it is about, and `played` how many ranks there were where one process played
+    them all. `difference` is set where the ranks' values are wrong, so that the book of
+    mistakes can look for a solution that leaves the same.
     """
 
     def __init__(

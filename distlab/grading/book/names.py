@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from distlab.curriculum import Curriculum, Progress
+from distlab.curriculum import Curriculum, Progress, UnitSource
 from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.grading.book.marks import Mark, are_alike, mark_of
 from distlab.grading.book.plays import implementation_of, played
@@ -21,9 +19,8 @@ from distlab.grading.clause import Check
 from distlab.grading.differential.bills import judges_digest
 from distlab.grading.harness import PlayedRuns
 from distlab.grading.mismatches import RULES
-from distlab.grading.runs import MissingRunError, Records, Runs, RunSpec, Scenario
+from distlab.grading.runs import Runs
 from distlab.grading.verdict import Difference, NotYetError
-from distlab.runner import Run
 from distlab.runner.autopsy import NOBODY
 
 BOOK_SEED = 20  # that of `distlab mutants`, so that it plays nothing twice
@@ -80,8 +77,8 @@ def _alike(
     """Those that leave the same; at more world sizes if their names differ."""
     others = [n for n in check.worlds if n != runs.world_size]
     for world_size in (runs.world_size, *others):
-        look = _Look(curriculum, check, runs, world_size)
-        alike = look.alike(entries, difference)
+        mine = runs.with_seed(BOOK_SEED, world_size)
+        alike = _alike_here(curriculum, check, mine, difference.what, entries)
         if alike is not None:
             entries = alike
         elif world_size == runs.world_size:
@@ -102,115 +99,73 @@ def _entries(curriculum: Curriculum, unit: str) -> list[Entry]:
 # ── who leaves the same ─────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _Look:
-    """A clause at one world size, with the book's seed."""
+def _alike_here(
+    curriculum: Curriculum,
+    check: Check,
+    mine: PlayedRuns,
+    what: str,
+    entries: Sequence[Entry],
+) -> list[Entry] | None:
+    """Those that leave what the learner's ranks leave; None if `what` is right here."""
+    left = _difference(check, mine)
+    if left is None or left.what != what:
+        return None
+    mark, marks = mark_of(left), _marks(curriculum, check, mine, entries)
+    return [
+        entry
+        for entry in entries
+        if (told := marks.get(entry.id))
+        and told[0] == what
+        and are_alike(mark, told[1], left.tolerance)
+    ]
 
-    curriculum: Curriculum
-    check: Check
-    runs: PlayedRuns
-    world_size: int
 
-    def alike(
-        self, entries: Sequence[Entry], difference: Difference
-    ) -> list[Entry] | None:
-        """Those that leave what the learner's ranks leave; None if that is right."""
-        mine = self.runs.with_seed(BOOK_SEED, self.world_size)
-        read = _Read(mine)
-        if (mine.world_size, mine.seed) == (self.runs.world_size, self.runs.seed):
-            read = _Read(self.runs)
-        left = _difference(self.check, read)
-        if left is None or left.what != difference.what:
-            return None
-        mark, marks = mark_of(left), self.marks(entries, mine, tuple(read.specs))
-        return [
-            entry
-            for entry in entries
-            if (told := marks.get(entry.id))
-            and told[0] == left.what
-            and are_alike(mark, told[1], left.tolerance)
-        ]
+def _marks(
+    curriculum: Curriculum, check: Check, mine: PlayedRuns, entries: Sequence[Entry]
+) -> dict[str, tuple[str, Mark] | None]:
+    """By entry: what is wrong, and its mark; from the state folder or played.
 
-    def marks(
-        self, entries: Sequence[Entry], mine: PlayedRuns, specs: tuple[RunSpec, ...]
-    ) -> dict[str, tuple[str, Mark] | None]:
-        """By entry: what is wrong, and its mark; from the state folder or played."""
-        path = self._path(mine, specs)
-        marks: dict[str, tuple[str, Mark] | None] = {}
-        with contextlib.suppress(OSError, ValueError):
-            marks = json.loads(path.read_text(encoding="utf-8"))
-        missing = [entry for entry in entries if entry.id not in marks]
-        if not missing:
-            return marks
-        alone = [spec for spec in specs if spec.network is None]
-        for entry, records in played(missing, mine, alone, ROOM_S):
-            marks[entry.id] = None
-            if records is not None:
-                impl = implementation_of(mine.impl.reference, entry)
-                others = _Others(mine.of(impl), mine, records, specs)
-                if left := _difference(self.check, others):
-                    marks[entry.id] = left.what, mark_of(left)
-        with contextlib.suppress(OSError):  # without it the next check plays them again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(marks), encoding="utf-8")
+    An entry plays the runs that the judge has read of the learner's.
+    """
+    specs = tuple(mine.reads)
+    folder = Progress(mine.impl.reference.path.parents[2]).folder / "book"
+    clause = f"{check.task}-{check.clause}-"
+    version = f"{clause}{_version(curriculum, mine.impl.reference)}-"
+    path = folder / f"{version}{_digest([mine.world_size, *specs])}.json"
+    marks: dict[str, tuple[str, Mark] | None] = {}
+    with contextlib.suppress(OSError, ValueError):
+        marks = json.loads(path.read_text(encoding="utf-8"))
+    missing = [entry for entry in entries if entry.id not in marks]
+    if not missing:
         return marks
-
-    def _path(self, mine: PlayedRuns, specs: tuple[RunSpec, ...]) -> Path:
-        reference = mine.impl.reference
-        unit = _entries(self.curriculum, reference.unit)
-        parts = [reference.digest, judges_digest(reference.unit), torch.__version__]
-        parts += [str(mine.world_size), *map(str, specs), *map(repr, unit)]
-        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-        name = f"{self.check.task}-{self.check.clause}-{digest}.json"
-        return Progress(reference.path.parents[2]).folder / "book" / name
-
-
-class _Read(Runs):
-    """Notes which runs a judge reads."""
-
-    def __init__(self, base: PlayedRuns) -> None:
-        super().__init__(base.source, base.world_size, base.seed)
-        self._base, self.specs = base, dict[RunSpec, None]()
-
-    def read(self, spec: RunSpec) -> Run:
-        """The record of a run."""
-        self.specs[spec] = None
-        return self._base.read(spec)
-
-    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
-        """The record of the reference."""
-        return self._base.reference(scenario, **values)
+    alone = [spec for spec in specs if spec.network is None]
+    for entry, records in played(missing, mine, alone, ROOM_S):
+        marks[entry.id] = None
+        if records is not None:
+            wrong = mine.of(implementation_of(mine.impl.reference, entry))
+            # A run in virtual time is played when the judge reads it.
+            wrong.records, wrong.declared = records, frozenset(specs)
+            if left := _difference(check, wrong):
+                marks[entry.id] = left.what, mark_of(left)
+    with contextlib.suppress(OSError):  # without it the next check plays them again
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(marks), encoding="utf-8")
+        for old in folder.glob(f"{clause}*.json"):
+            if not old.name.startswith(version):
+                old.unlink(missing_ok=True)
+    return marks
 
 
-class _Others(Runs):
-    """The runs of a wrong solution; those in virtual time are played when read."""
+def _version(curriculum: Curriculum, reference: UnitSource) -> str:
+    """What marks depend on, besides the runs."""
+    unit = _entries(curriculum, reference.unit)
+    judges = judges_digest(reference.unit)
+    return _digest([reference.digest, judges, torch.__version__, *unit])
 
-    def __init__(
-        self,
-        base: PlayedRuns,
-        beside: PlayedRuns,
-        records: Records,
-        specs: tuple[RunSpec, ...],
-    ) -> None:
-        super().__init__(base.source, base.world_size, base.seed)
-        self._base, self._beside = base, beside
-        self._records, self._specs = records, specs
 
-    def read(self, spec: RunSpec) -> Run:
-        """The record of a run.
-
-        Raises:
-            MissingRunError: the learner's verdict needed no such run.
-        """
-        if spec in self._records:
-            return self._records[spec]
-        if spec not in self._specs:
-            raise MissingRunError(str(spec))
-        return self._base.read(spec)
-
-    def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
-        """The record of the reference."""
-        return self._beside.reference(scenario, **values)
+def _digest(parts: Iterable[object]) -> str:
+    text = "\n".join(map(str, parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _difference(check: Check, runs: Runs) -> Difference | None:

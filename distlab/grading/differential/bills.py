@@ -129,8 +129,8 @@ def reference_bills(
 def judges_digest(unit: str) -> str:
     """What is played, and what is looked at, may change with the next version."""
     grading = Path(__file__).parents[1]
-    folders = (grading / "differential", grading / "kit", grading / "checks" / unit)
-    files = sorted(file for folder in folders for file in folder.glob("*.py"))
+    rooms = ("differential", "book", "kit", f"checks/{unit}")
+    files = sorted(file for room in rooms for file in (grading / room).glob("*.py"))
     return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()
 
 

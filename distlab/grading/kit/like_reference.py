@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.kit.values import close, expect_values
+from distlab.grading.kit.values import brief, close, expect_values
 from distlab.grading.runs import Runs, RunSpec, Scenario
 from distlab.grading.verdict import NotYetError
 
@@ -31,7 +31,6 @@ class Freedom:
     which only what the contract settles is left.
     """
 
-    name: str
     same: Callable[[Any, Any], tuple[Any, Any]] = lambda mine, right: (mine, right)
     tolerance: float = 1e-10
 
@@ -54,13 +53,13 @@ def _without_padding(mine: Any, right: Any) -> tuple[Any, Any]:
 
 def up_to(bound: float) -> Freedom:
     """Return the freedom to be off by `bound`, relative to the largest number."""
-    return Freedom(f"up to {bound:g}", tolerance=bound)
+    return Freedom(tolerance=bound)
 
 
-NOTHING = Freedom("nothing may differ, up to rounding")
-ANY_ORDER = Freedom("any order", lambda mine, right: (sorted(mine), sorted(right)))
-NONE_OR_ZEROS = Freedom("None or zeros", _with_zeros)
-PADDED_OR_NOT = Freedom("zeros at the end, or none", _without_padding)
+NOTHING = Freedom()  # except by rounding
+ANY_ORDER = Freedom(lambda mine, right: (sorted(mine), sorted(right)))
+NONE_OR_ZEROS = Freedom(_with_zeros)
+PADDED_OR_NOT = Freedom(_without_padding)  # with zeros, at the end
 
 
 def expect_like_reference(
@@ -71,10 +70,10 @@ def expect_like_reference(
     what: str = "",
     freedom: Freedom = NOTHING,
 ) -> None:
-    """What every rank recorded under `key` must be what the reference's rank did.
+    """Expect that each rank recorded under `key` what the reference's rank recorded.
 
     Raises:
-        NotYetError: it is not, or the ranks did not come to their end.
+        NotYetError: a rank recorded something else, or the ranks didn't finish.
         MissingRunError: these runs have no reference beside them.
     """
     mine = [_plain(value[key]) for value in runs.finished(scenario).values]
@@ -85,20 +84,26 @@ def expect_like_reference(
         actual, expected = [a for a, _ in pairs], [b for _, b in pairs]
         expect_values(actual, expected, what=what, tolerance=freedom.tolerance)
         return
-    wrong = [rank for rank, pair in enumerate(pairs) if _differ(*pair)]
+    wrong = [
+        rank for rank, pair in enumerate(pairs) if _differ(*pair, freedom.tolerance)
+    ]
     if wrong:
         raise NotYetError(
             f"{what} on rank {wrong[0]} {_first_difference(*pairs[wrong[0]])}",
             evidence=[
-                (rank, "wrong" if rank in wrong else "right", f"got {a}   expected {b}")
+                (
+                    rank,
+                    "wrong" if rank in wrong else "right",
+                    f"got {brief(a)}   expected {brief(b)}",
+                )
                 for rank, (a, b) in enumerate(pairs)
             ],
         )
 
 
-def _differ(mine: Any, right: Any) -> bool:
+def _differ(mine: Any, right: Any, tolerance: float) -> bool:
     if isinstance(mine, Tensor) or isinstance(right, Tensor):
-        return not (isinstance(right, Tensor) and close(mine, right))
+        return not (isinstance(right, Tensor) and close(mine, right, tolerance))
     return bool(mine != right)
 
 

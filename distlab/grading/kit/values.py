@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from distlab.digests import digest
+from distlab.grading.kit.flat import flat
 from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner.autopsy import NOBODY, Evidence
 
-FEW = 1e-6  # a factor that is nearer to a whole number is that number
+_NEAR = 1e-6  # a factor that is nearer to a whole number is that number
 SINGLE = 1e-5
 """Relative error that float32 on the way may leave; a wrong formula leaves more."""
 
@@ -41,10 +42,14 @@ def close(actual: object, expected: Tensor, tolerance: float = 1e-10) -> bool:
     if expected.numel() == 0:
         return True
     wide_actual, wide = actual.to(torch.float64), expected.to(torch.float64)
-    scale = max(1.0, float(wide.nan_to_num(0.0, 0.0, 0.0).abs().max()))
     return torch.allclose(
-        wide_actual, wide, rtol=0.0, atol=tolerance * scale, equal_nan=True
+        wide_actual, wide, rtol=0.0, atol=tolerance * _scale(wide), equal_nan=True
     )
+
+
+def _scale(expected: Tensor) -> float:
+    """What an error is relative to: the largest finite number, or 1."""
+    return max(1.0, float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
 def all_close(
@@ -133,7 +138,7 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
         if not isinstance(a, Tensor) or a.shape != e.shape or not e.numel():
             return None
     got, wanted = (
-        torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        flat(tensor.double() for tensor in tensors)
         for tensors in (cast("Sequence[Tensor]", actual), expected)
     )
     finite = got.isfinite() & wanted.isfinite()
@@ -146,10 +151,10 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
     factor = float((got * wanted).sum()) / size
     if not close(got, factor * wanted):
         return None
-    if not factor or got.abs().max() < FEW * size**0.5:
+    if not factor or got.abs().max() < _NEAR * size**0.5:
         return "zero"
     for number, said in ((factor, "{} ×"), (1 / factor, "1/{} of")):
-        if abs(number - round(number)) < FEW and abs(number) >= 1:
+        if abs(number - round(number)) < _NEAR and abs(number) >= 1:
             return f"{said.format(round(number))} what is expected"
     if len(wanted.unique()) == 1:
         return None  # every number is some multiple of another
@@ -160,9 +165,8 @@ def _few_elements(actual: object, expected: Tensor, tolerance: float) -> str:
     """Say where, if less than half of the elements are wrong."""
     if not isinstance(actual, Tensor) or actual.shape != expected.shape:
         return ""
-    size = float(expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
     errors = _errors(actual.double().reshape(-1), expected.double().reshape(-1))
-    off = (errors > tolerance * max(1.0, size)).nonzero().reshape(-1)
+    off = (errors > tolerance * _scale(expected)).nonzero().reshape(-1)
     if not 0 < len(off) <= len(errors) // 2:
         return ""
     return f", in {len(off)} of {len(errors)} elements, first in element {int(off[0])}"
@@ -217,8 +221,7 @@ def _digits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
     """How many leading digits agree, of the largest number."""
     pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if e.numel()]
     off = max(float(_errors(a.double(), e.double()).max()) for a, e in pairs)
-    size = max(float(e.double().nan_to_num(0, 0, 0).abs().max()) for _, e in pairs)
-    return int(math.log10(max(1.0, size) / off))
+    return int(math.log10(max(_scale(e) for _, e in pairs) / off))
 
 
 def _beside(actual: object, expected: Tensor, tolerance: float) -> str:
@@ -287,9 +290,9 @@ def brief(value: object, digits: int = 4) -> str:
     """A tensor in a few characters: its first three numbers."""
     if not isinstance(value, Tensor):
         return repr(value)
-    flat = value.detach().reshape(-1)
-    numbers = ", ".join(f"{number:.{digits}g}" for number in flat[:3].tolist())
-    return f"[{numbers}{', …' if flat.numel() > 3 else ''}]"
+    row = value.detach().reshape(-1)
+    numbers = ", ".join(f"{number:.{digits}g}" for number in row[:3].tolist())
+    return f"[{numbers}{', …' if row.numel() > 3 else ''}]"
 
 
 def same_everywhere(value: Tensor, world_size: int) -> list[Tensor]:
