@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,9 @@ from distlab.given.planning_examples import (
     show_degrees,
     show_goodput,
 )
-from distlab.grading.checks.planning import forms
+from distlab.grading.checks.planning import asked, forms
 from distlab.grading.checks.planning.questions import settings
+from distlab.grading.verdict import NotYetError
 
 LLAMA_2_7B = Model(
     layers=32, hidden=4096, heads=32, kv_heads=32, ffn=11008, vocab=32000
@@ -100,6 +102,18 @@ def test_states_are_those_of_the_zero_paper(unit: ModuleType) -> None:
         held = memory.total_bytes - memory.activations_bytes
         held -= gathered if stage == 3 else 0
         assert held * 7.5 / size == pytest.approx(wanted, abs=0.05)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_answer_that_is_not_finite_is_wrong(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [{"": value} for _ in asked.expected("ring_s", 0)]
+    told = SimpleNamespace(values=[answers])
+    monkeypatch.setattr(asked, "worked_out", lambda *_, **__: told)
+    runs: Any = SimpleNamespace(seed=0)
+    with pytest.raises(NotYetError):
+        asked.expect_answers(runs, "ring_s")
 
 
 def test_the_largest_stage_is_at_an_end() -> None:

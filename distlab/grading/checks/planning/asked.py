@@ -57,6 +57,8 @@ def expected(function: str, seed: int) -> tuple[tuple[Call, Answer], ...]:
 
 
 Chosen = Callable[[Call], bool]
+Row = tuple[Call, str, float, float]
+"""A question, the name of a number, its right value, and the one that we got."""
 
 
 def expect_answers(
@@ -68,13 +70,12 @@ def expect_answers(
         NotYetError: one of them is wrong.
     """
     told = worked_out(runs, answers, function=function).values[0]
-    wrong = []
-    rows = [
-        (call, right, got)
-        for (call, right), got in zip(expected(function, runs.seed), told, strict=True)
-        if chosen(call)
-    ]
-    for call, right, got in rows:
+    rows: list[Row] = []
+    num_calls = 0
+    for (call, right), got in zip(expected(function, runs.seed), told, strict=True):
+        if not chosen(call):
+            continue
+        num_calls += 1
         assert isinstance(right, dict)
         if isinstance(got, str):
             raise NotYetError(f"{function} {got} ({call.words})", fatal=True)
@@ -83,27 +84,16 @@ def expect_answers(
                 f"{function} returns something else than announced ({call.words})",
                 fatal=True,
             )
-        wrong += [
-            (call, name, right[name], got[name])
-            for name in names or right
-            if not _close(got[name], right[name])
-        ]
+        rows += [(call, name, right[name], got[name]) for name in names or right]
+    wrong = [row for row in rows if not _close(row[3], row[2])]
     if wrong:
-        shares = [
-            _share(got[name], right[name])
-            for _, right, got in rows
-            if isinstance(right, dict) and isinstance(got, dict)
-            for name in names or right
-        ]
+        shares = [_share(got, right) for _, _, right, got in rows]
         raise _wrong(function, names, wrong, shares)
-    return f"{function}: {len(rows)} questions"
+    return f"{function}: {num_calls} questions"
 
 
 def _close(got: float, right: float) -> bool:
     return math.isclose(got, right, rel_tol=CLOSE, abs_tol=1e-12)
-
-
-Row = tuple[Call, str, float, float]
 
 
 def _share(got: float, right: float) -> float:
@@ -146,6 +136,6 @@ def _lines(rows: list[Row]) -> Iterator[tuple[int, str, str]]:
 
 
 def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e15:
+    if value.is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.6g}"

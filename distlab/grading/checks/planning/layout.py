@@ -214,13 +214,15 @@ def _other_layouts(
     twice = [one for one in extra if one in right]
     if missing:
         first, state = next(iter(missing)), "missing"
-        words = f"{num_missing} of {num_right} valid layouts are missing"
+        words = f"{num_missing} of {num_right} valid layouts "
+        words += "is missing" if num_missing == 1 else "are missing"
     elif twice:
-        first, state = twice[0], "repeated"
-        words = f"{len(twice)} valid layouts come more than once"
+        first, state, n = twice[0], "repeated", len(twice)
+        words = "1 valid layout comes" if n == 1 else f"{n} valid layouts come"
+        words += " more than once"
     else:
-        first, state = next(iter(extra)), "not valid"
-        words = f"{extra.total()} layouts are not valid"
+        first, state, n = next(iter(extra)), "not valid", extra.total()
+        words = "1 layout isn't valid" if n == 1 else f"{n} layouts aren't valid"
     shown = first if isinstance(first, str) else str(_layout(first))
     return NotYetError(
         f"valid_layouts, {setting.name}: {words}",
@@ -254,9 +256,10 @@ def the_choice_fits(runs: Runs) -> str | None:
             raise _unfit(setting, _layout(chosen))
     for setting, chosen in _choices(runs):
         if chosen is None and _fitting(setting):
+            n = len(_fitting(setting))
+            fit = "1 layout fits" if n == 1 else f"{n} layouts fit"
             raise NotYetError(
-                f"choose_layout, {setting.name}: returns None, although "
-                f"{len(_fitting(setting))} layouts fit"
+                f"choose_layout, {setting.name}: returns None, although {fit}"
             )
     return None
 

@@ -103,7 +103,7 @@ class Call:
 
 
 def told(model: Model, layout: Layout, batch: Batch) -> str:
-    """What is not as usual in a setting, in a few words."""
+    """Describe a setting by whatever isn't the default."""
     name = next((name for name, known in MODELS.items() if known == model), "")
     words = [name or f"{model.layers} layers, h = {model.hidden}"]
     words += [
@@ -410,8 +410,10 @@ def _no_spare(seed: int) -> Iterator[Call]:
     draw = random.Random(seed)
     for recovery in recoveries(seed):
         for mtbf_s in (recovery.repair_s, 3 * HOUR_S, draw.uniform(1e3, 1e6)):
-            words = f"{recovery.spare_nodes} spare nodes, a repair of "
-            words += f"{recovery.repair_s:g} s, a failure every {mtbf_s:g} s"
+            spare = f"{recovery.spare_nodes} spare node"
+            spare += "s" * (recovery.spare_nodes != 1)
+            words = f"{spare}, a repair of {recovery.repair_s:g} s, "
+            words += f"a failure every {mtbf_s:g} s"
             yield Call("no_spare_probability", (recovery, mtbf_s), words)
 
 
