@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import random
 import resource
 import statistics
@@ -31,11 +29,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks._bars import Bars, Line, report_of, show
 from distlab.curriculum.units import load
 from distlab.given.planning import RECOMPUTE, Batch, Cluster, Layout, Link, Model
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import formulas
-from distlab.plan.plans import Plan, Question, plan_of, shares_of
+from distlab.plan.plans import LAYOUT_FIELDS, Question, plan_of, shares_of
 from distlab.plan.played import play
 
 RUNS = Path(__file__).with_name("published_runs.toml")
@@ -47,8 +48,9 @@ AT_MOST = {
     "simulation_peak_gib": 16.0,
 }
 AT_LEAST = {"published_runs": 12}
+BARS = Bars(AT_LEAST, AT_MOST)
+result = BARS.line
 CASES = 200  # random ones, for choose_layout
-LAYOUTS = 20  # that are simulated
 LEFT_OUT = (
     "kernels other than large matrix products, such as norms, softmax and the loss, "
     "except for what the efficiency contains",
@@ -57,17 +59,6 @@ LEFT_OUT = (
     "attention that skips masked pairs, and sliding windows",
     "stages of unequal length, data loading, stragglers, and slower clocks",
 )
-Line = dict[str, Any]
-
-
-def result(name: str, value: float, unit: str = "", **more: Any) -> Line:
-    """Return one figure with its bar, if it has one."""
-    line: Line = {"name": name, "value": value, "unit": unit, **more}
-    if name in AT_MOST:
-        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
-    if name in AT_LEAST:
-        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
-    return line
 
 
 # ── published runs ──────────────────────────────────────────────────────────────────
@@ -83,17 +74,7 @@ def published_runs() -> Iterator[dict[str, Any]]:
 
 def layout_of(published: dict[str, Any]) -> Layout:
     """Return a published run's layout. We don't ask if the unit would allow it."""
-    return Layout(
-        data=published["data"],
-        tensor=published["tensor"],
-        pipeline=published["pipeline"],
-        context=published["context"],
-        chunks=published["chunks"],
-        zero_stage=published["zero"],
-        microbatch=published["microbatch"],
-        recompute=published["recompute"],
-        sequence_parallel=published["sequence"],
-    )
+    return Layout(**{field: published[name] for name, field in LAYOUT_FIELDS.items()})
 
 
 def published_mfu(
@@ -325,7 +306,7 @@ def simulate(unit: ModuleType, pipeline: ModuleType, case: Any) -> Line:
     )
     problem = layout.problem(question.model, question.batch)
     assert not problem, problem
-    planned: Plan = plan_of(unit, question, layout)
+    planned = plan_of(unit, question, layout)
     played = play(unit, pipeline, question, planned)
     formula_s = planned.time.total_s
     return {
@@ -343,13 +324,11 @@ def simulate(unit: ModuleType, pipeline: ModuleType, case: Any) -> Line:
     }
 
 
-def simulation(
-    unit: ModuleType, layouts: int = LAYOUTS
-) -> tuple[list[Line], list[Line]]:
+def simulation(unit: ModuleType) -> tuple[list[Line], list[Line]]:
     """Return the figures, and a row for each layout."""
     pipeline = load("pipeline_parallel", "reference")
     began_s = time.process_time()
-    rows = [simulate(unit, pipeline, case) for case in SIMULATED[:layouts]]
+    rows = [simulate(unit, pipeline, case) for case in SIMULATED]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     worst = max(rows, key=lambda row: abs(row["error"]))
     return [
@@ -371,7 +350,7 @@ PARTS = ("published", "choice", "simulation")
 
 
 def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """Return all results of some parts, in the schema of every benchmark here."""
+    """Return all results of some parts, and the rows of the runs behind them."""
     unit = formulas("reference")
     results: list[Line] = []
     rows: dict[str, list[Line]] = {"published": [], "simulation": []}
@@ -383,17 +362,7 @@ def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
     if "simulation" in parts:
         found, rows["simulation"] = simulation(unit)
         results += found
-    return {
-        "bench": "plan",
-        "machine": {"cores": os.cpu_count()},
-        "results": results,
-        **rows,
-    }
-
-
-def missed(report: dict[str, Any]) -> list[str]:
-    """Return the names of the results that miss their bar."""
-    return [one["name"] for one in report["results"] if not one.get("met", True)]
+    return {**report_of("plan", results), **rows}
 
 
 def text(report: dict[str, Any]) -> list[str]:
@@ -411,9 +380,8 @@ def text(report: dict[str, Any]) -> list[str]:
         seconds = f"{row['formula_s']:>8.3f} s {row['simulated_s']:>8.3f} s"
         lines.append(f"{model} {seconds} {row['error']:+.2%}")
     for one in report["results"]:
-        bar = "" if one.get("met", True) else f"  MISSED, the bar is {one['bar']}"
         figure = f"{one['name']:<26} {one['value']:>10g} {one['unit']}"
-        lines.append(f"{figure}{bar}".rstrip())
+        lines.append(f"{figure}{BARS.told(one)}".rstrip())
     return lines
 
 
@@ -469,11 +437,7 @@ def main() -> int:
     report = measure((arguments.only,) if arguments.only else PARTS)
     if arguments.docs:
         write_docs(report)
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print("\n".join(text(report)))
-    return 1 if missed(report) else 0
+    return show(report, lambda _: text(report), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -45,14 +45,18 @@ Lines = list[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The user's question, with the names in it, the tokens and the price."""
+    """The user's question, with the names in it, and the tokens to train on."""
 
     model: Entry[Model]
     cluster: Entry[Cluster]
     question: Question
     fixed: Fixed
     tokens: float | None
-    price: float
+
+    @property
+    def price(self) -> float:
+        """Dollars for a GPU per hour; 0 if we don't know them."""
+        return self.question.cluster.price_per_gpu_hour
 
 
 def plan(
@@ -86,12 +90,19 @@ def plan(
     from distlab.plan.formulas import formulas
 
     claims = claims or []
-    for claim in claims:
-        require_judgeable(claim, tokens=bool(tokens), price=price > 0)
     request = _request(
-        model, cluster, num_gpus, sequence, global_batch, max_memory, layout
+        model,
+        cluster,
+        num_gpus,
+        sequence,
+        global_batch,
+        max_memory,
+        layout,
+        tokens,
+        price,
     )
-    request = replace(request, tokens=count(tokens) if tokens else None, price=price)
+    for claim in claims:
+        require_judgeable(claim, tokens=bool(tokens), price=request.price > 0)
     if simulate:
         require_room(num_gpus)
     unit = formulas(code)
@@ -133,6 +144,8 @@ def _request(
     global_batch: int,
     max_memory: str,
     layout: str,
+    tokens: str,
+    price: float,
 ) -> Request:
     if not model:
         raise ValueError("name a model, such as llama-70b, or pass a TOML file")
@@ -151,6 +164,8 @@ def _request(
         raise ValueError(f"--max-memory is {max_memory}: give it a unit, as in 70GB")
     if max_memory:
         machines = replace(machines, memory_bytes=float(num_bytes(max_memory)))
+    if price:
+        machines = replace(machines, price_per_gpu_hour=price)
     per_node = machines.gpus_per_node
     if num_gpus > per_node and num_gpus % per_node:
         raise ValueError(
@@ -165,8 +180,7 @@ def _request(
         cluster=place,
         question=question,
         fixed=parse_fixed(layout),
-        tokens=None,
-        price=0.0,
+        tokens=count(tokens) if tokens else None,
     )
 
 
@@ -276,10 +290,9 @@ def _best(unit: ModuleType, request: Request, best: Plan, figures: Figures) -> L
         "activations": memory.activations_bytes,
     }
     held = [f"{gb(size)} {name}" for name, size in kinds.items()]
-    words = [f"{time_words(best.time.total_s)}: {', '.join(parts)}"]
     lines: Lines = [("plain", "")]
     for name, text in (
-        ("step", words[0]),
+        ("step", f"{time_words(best.time.total_s)}: {', '.join(parts)}"),
         ("memory", ", ".join(held)),
         ("speed", f"{large(figures['tokens_per_s'] or 0)} tokens per second"),
     ):
@@ -297,7 +310,7 @@ def _best(unit: ModuleType, request: Request, best: Plan, figures: Figures) -> L
 
 def _failures(unit: ModuleType, request: Request, days: float) -> Lines:
     """Say how much longer the run takes with failures, if we know their rate."""
-    found = goodput_of(unit, request.question, days * DAY_S, request.price)
+    found = goodput_of(unit, request.question, days * DAY_S)
     if found is None:
         return []
     spare = recovery_of(request.question).spare_nodes
@@ -477,7 +490,7 @@ def _goodput_data(
     if days is None:
         return None
     question = request.question
-    found = goodput_of(unit, question, days * DAY_S, request.price)
+    found = goodput_of(unit, question, days * DAY_S)
     assumed = asdict(recovery_of(question))
     return {**asdict(found), "assumed": assumed} if found else None
 

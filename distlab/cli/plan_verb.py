@@ -51,7 +51,12 @@ def plan(
     tokens: Annotated[
         str, typer.Option(help="Tokens to train on, such as 15T, for days and price.")
     ] = "",
-    price: Annotated[float, typer.Option(help="Dollars per GPU and hour.")] = 0.0,
+    price: Annotated[
+        float,
+        typer.Option(
+            help="Dollars per GPU and hour. The default is what the cluster says."
+        ),
+    ] = 0.0,
     rows: Annotated[int, typer.Option(help="Number of layouts to show.")] = 8,
     why: Annotated[
         bool,

@@ -255,7 +255,7 @@ class Degrees:
 class Recovery:
     """What a failure costs, and what is done against it."""
 
-    save_s: float  # the training stops for so long to save a checkpoint; above 0
+    save_s: float  # how long the training stops to save a checkpoint; above 0
     detection_s: float  # until a failure is noticed
     restart_s: float  # from then until the first step, once all nodes are there
     repair_s: float  # until a failed node is back
@@ -264,7 +264,10 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The time and the price of a training run with failures."""
+    """The time and the price of a training run with failures.
+
+    It can only be computed if we know how often GPUs fail, so `gpu_mtbf_s` is finite.
+    """
 
     mtbf_s: float  # between failures of the job
     interval_s: float  # between checkpoints

@@ -9,7 +9,7 @@ import functools
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,9 @@ T = TypeVar("T")
 Table = dict[str, Any]
 _OURS = Path(__file__).parent
 _BESIDE = ("aliases", "source", "sources", "sequence")  # no field of the dataclasses
+_LINKS = ("intra_node", "inter_node")
 _LINK = ("alpha_s", "bytes_per_s")
+_MAY_BE_0 = ("alpha_s", "price_per_gpu_hour")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,6 @@ def _find(name: str, kind: str, read: Callable[[Table], T]) -> Entry[T]:
         alias: key for key, table in ours.items() for alias in table.get("aliases", ())
     }
     key = aliases.get(name.lower(), name.lower())
-    where = name
     if key in ours:
         table = ours[key]
     elif name.endswith(".toml") or Path(name).is_file():
@@ -70,12 +71,14 @@ def _find(name: str, kind: str, read: Callable[[Table], T]) -> Entry[T]:
         )
     try:
         value = read({k: v for k, v in table.items() if k not in _BESIDE})
+        sequence = 0
+        if "sequence" in table:
+            sequence = int(_number(table["sequence"], "sequence", whole=True))
     except ValueError as error:
-        raise ValueError(f"{kind} {where}: {error}") from None
+        raise ValueError(f"{kind} {name}: {error}") from None
     sources = dict(table.get("sources", {}))
     if "source" in table:
         sources[""] = table["source"]
-    sequence = int(table.get("sequence", 0))
     return Entry(name=key, value=value, sources=sources, sequence=sequence)
 
 
@@ -105,21 +108,16 @@ def _of_file(path: Path, kind: str) -> tuple[str, Table]:
     return path.stem, found
 
 
-_LINKS = ("intra_node", "inter_node")
-
-
 def _model(table: Table) -> Model:
     given = {"gated": False, **table}
-    given.setdefault("kv_heads", given.get("heads"))
+    given.setdefault("kv_heads", given.get("heads", 1))  # without heads, we refuse
     model = Model(**_checked(given, Model))
-    for name in ("heads", "kv_heads"):
-        divided, by = (
-            (model.hidden, model.heads)
-            if name == "heads"
-            else (model.heads, model.kv_heads)
-        )
-        if divided % by:
-            raise ValueError(f"{name} = {by} doesn't divide {divided}")
+    for name, parts, whole in (
+        ("heads", model.heads, model.hidden),
+        ("kv_heads", model.kv_heads, model.heads),
+    ):
+        if whole % parts:
+            raise ValueError(f"{name} = {parts} doesn't divide {whole}")
     return model
 
 
@@ -152,22 +150,32 @@ def _checked(given: Table, kind: type) -> Table:
     missing = [
         name
         for name, field in known.items()
-        if field.default is MISSING and given.get(name) is None
+        if field.default is MISSING and name not in given
     ]
     if missing:
         raise ValueError(f"these fields are missing: {', '.join(missing)}")
     return {
-        name: value
-        if isinstance(value, Link | bool)
-        else _number(value, name, whole=known[name].type == "int")
+        name: value if isinstance(value, Link) else _scalar(value, known[name])
         for name, value in given.items()
     }
 
 
+def _scalar(value: Any, field: Field[Any]) -> float | bool:
+    if field.type != "bool":
+        return _number(value, field.name, whole=field.type == "int")
+    if not isinstance(value, bool):
+        raise ValueError(f"{field.name} is {value!r}, but it must be true or false")
+    return value
+
+
 def _number(value: Any, name: str, *, whole: bool = False) -> float:
-    right = isinstance(value, int) and not isinstance(value, bool)
-    right = right or (isinstance(value, float) and not whole)
-    if not right or not math.isfinite(value) or value < 0 or (whole and value < 1):
-        kind = "a whole number, 1 or more" if whole else "a number, 0 or more"
+    is_right = isinstance(value, int) or (isinstance(value, float) and not whole)
+    is_right = is_right and not isinstance(value, bool) and math.isfinite(value)
+    if not is_right or value < 0 or (value == 0 and name not in _MAY_BE_0):
+        kind = "a number above 0"
+        if whole:
+            kind = "a whole number, 1 or more"
+        elif name in _MAY_BE_0:
+            kind = "a number, 0 or more"
         raise ValueError(f"{name} is {value!r}, but it must be {kind}")
-    return float(value) if not whole else value
+    return value if whole else float(value)

@@ -35,11 +35,13 @@ def require_judgeable(claim: str, *, tokens: bool, price: bool) -> None:
     """
     parsed = _parsed(claim)
     name = parsed[0] if parsed else ""
-    needed = "--tokens" if name in ("days", "gpu_hours", "price") and not tokens else ""
+    needed = []
+    if name in ("days", "gpu_hours", "price") and not tokens:
+        needed.append("--tokens")
     if name == "price" and not price:
-        needed = "--tokens and --price" if not tokens else "--price"
+        needed.append("--price")
     if needed:
-        raise ValueError(f'--assert "{claim}" needs {needed}')
+        raise ValueError(f'--assert "{claim}" needs {" and ".join(needed)}')
 
 
 def holds(claim: str, figures: Figures) -> bool:

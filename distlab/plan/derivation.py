@@ -16,9 +16,9 @@ from distlab.plan.plans import Plan, Question
 SYMBOLS = (
     "L layers of width h; a heads and k key/value heads; f the MLP's width; v tokens "
     "in the vocabulary; s tokens in a sequence; B sequences in a step; d, t, p, c the "
-    "data, tensor, pipeline and context degrees; b sequences in a microbatch; F the "
-    "peak of a GPU, and e the share of it that matmuls reach; α and β a link's latency "
-    "and bandwidth"
+    "data, tensor, pipeline and context degrees; q chunks in a stage; b sequences in a "
+    "microbatch; F the peak of a GPU, and e the share of it that matmuls reach; α and "
+    "β a link's latency and bandwidth"
 )
 
 
@@ -119,7 +119,7 @@ def _memory(unit: ModuleType, question: Question, plan: Plan) -> list[Derivation
             name="weights on a GPU, P",
             value=size,
             unit="",
-            formula="of stage " + str(stage) + ": its layers ÷ t, and embeddings ÷ t",
+            formula=f"of stage {stage}: its layers ÷ t, and embeddings ÷ t",
             numbers=_stage_numbers(question, plan, stage, layer),
             lesson="tensor_parallel.linears",
         ),
@@ -168,14 +168,13 @@ def _activations(
     unit: ModuleType, question: Question, plan: Plan, stage: int
 ) -> Derivation:
     model, batch, layout = question.model, question.batch, plan.layout
-    p, v = layout.pipeline, layout.chunks
-    flight = f"{p - stage}"
-    if v > 1:
-        flight = f"({v - 1} · {p} + 2 · {p - 1 - stage} + 1) / {v}"
-    m = layout.microbatches(batch)
-    deepest = (p - stage) if v == 1 else ((v - 1) * p + 2 * (p - 1 - stage) + 1) / v
+    p, q, m = layout.pipeline, layout.chunks, layout.microbatches(batch)
+    flight, deepest = f"{p - stage}", float(p - stage)
+    if q > 1:
+        flight = f"({q - 1} · {p} + 2 · {p - 1 - stage} + 1) / {q}"
+        deepest = ((q - 1) * p + 2 * (p - 1 - stage) + 1) / q
     if deepest > m:
-        flight = str(m)
+        flight = f"{m}"
     kept = unit.layer_activation_bytes(model, layout, batch, layout.recompute)
     numbers = f"({flight}) · {layout.stage_layers(model, stage)} · {n_(kept)}"
     formula = "microbatches in flight · layers · bytes of a layer"
@@ -306,7 +305,7 @@ def _bubble(plan: Plan, m: int) -> list[Derivation]:
             name="time: bubble",
             value=time.bubble_s,
             unit="s",
-            formula="(p - 1) / v · a microbatch with its messages",
+            formula="(p - 1) / q · a microbatch with its messages",
             numbers=f"{layout.pipeline - 1} / {layout.chunks} · "
             f"({n_(time.compute_s)} + {n_(time.tensor_s)} + {n_(time.context_s)} + "
             f"{n_(time.pipeline_s)}) / {m}",
@@ -367,7 +366,7 @@ def _messages(unit: ModuleType, question: Question, plan: Plan) -> list[Derivati
                 name="time: pipeline",
                 value=time.pipeline_s,
                 unit="s",
-                formula="2 m v (α + tokens · 2 h / β)",
+                formula="2 m q (α + tokens · 2 h / β)",
                 numbers=f"2 · {layout.microbatches(batch)} · {layout.chunks} · "
                 f"({n_(link.alpha_s)} + {n_(num_bytes)} / {split} / "
                 f"{n_(link.bytes_per_s)})",

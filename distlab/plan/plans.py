@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil, isfinite
 from types import ModuleType
 
 from distlab.given.planning import (
+    RECOMPUTE,
     Batch,
     Cluster,
     Goodput,
@@ -19,11 +20,18 @@ from distlab.given.planning import (
 from distlab.sim.net.quantities import nearest, whole
 
 DAY_S = 86400.0
-_NAMES = {"zero": "zero_stage", "sequence": "sequence_parallel"}
-LAYOUT_NAMES = (
-    *("data", "tensor", "pipeline", "context", "chunks", "zero", "microbatch"),
-    *("recompute", "sequence"),
-)
+LAYOUT_FIELDS = {
+    "data": "data",
+    "tensor": "tensor",
+    "pipeline": "pipeline",
+    "context": "context",
+    "chunks": "chunks",
+    "zero": "zero_stage",
+    "microbatch": "microbatch",
+    "recompute": "recompute",
+    "sequence": "sequence_parallel",
+}
+"""The fields of `Layout` by the names that people type."""
 Fixed = dict[str, int | str | bool]
 """Fields of a layout that mustn't vary."""
 
@@ -56,8 +64,7 @@ class Plan:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The degrees of the four axes."""
-        layout = self.layout
-        return layout.data, layout.tensor, layout.pipeline, layout.context
+        return _shape(self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,10 @@ class Ranking:
     num_valid: int
     num_fitting: int
     smallest: Plan | None  # the one that needs the least memory, even if it doesn't fit
+
+
+def _shape(layout: Layout) -> tuple[int, int, int, int]:
+    return layout.data, layout.tensor, layout.pipeline, layout.context
 
 
 def plan_of(unit: ModuleType, question: Question, layout: Layout) -> Plan:
@@ -89,7 +100,7 @@ def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> 
     """
     model, batch, cluster = question.model, question.batch, question.cluster
     wanted = (fixed or {}).items()
-    best: dict[tuple[int, ...], tuple[tuple[float, float], Layout]] = {}
+    best: dict[tuple[int, int, int, int], tuple[tuple[float, float], Layout]] = {}
     least: tuple[float, Layout] | None = None
     num_valid = num_fitting = 0
     for layout in unit.valid_layouts(model, batch, question.num_gpus):
@@ -103,7 +114,7 @@ def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> 
             continue
         num_fitting += 1
         key = unit.step_time(model, layout, batch, cluster).total_s, num_bytes
-        shape = layout.data, layout.tensor, layout.pipeline, layout.context
+        shape = _shape(layout)
         if shape not in best or key < best[shape][0]:
             best[shape] = key, layout
     in_order = sorted(best.values(), key=lambda pair: pair[0])
@@ -132,13 +143,10 @@ def recovery_of(question: Question) -> Recovery:
 
 
 def goodput_of(
-    unit: ModuleType, question: Question, training_s: float, price: float
+    unit: ModuleType, question: Question, training_s: float
 ) -> Goodput | None:
-    """Return how failures affect a run, or None if we don't know their rate.
-
-    `price` is in dollars for a GPU per hour.
-    """
-    cluster = replace(question.cluster, price_per_gpu_hour=price)
+    """Return how failures affect a run, or None if we don't know their rate."""
+    cluster = question.cluster
     if not isfinite(cluster.gpu_mtbf_s):
         return None
     found: Goodput = unit.goodput(
@@ -156,19 +164,19 @@ def parse_fixed(text: str) -> Fixed:
     fixed: Fixed = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if name not in LAYOUT_NAMES or not equals:
-            near = nearest(name, LAYOUT_NAMES)
+        if name not in LAYOUT_FIELDS or not equals:
+            near = nearest(name, LAYOUT_FIELDS)
             raise ValueError(
                 f'--layout: "{part}" isn\'t NAME=VALUE{near}; known names are '
-                f"{', '.join(LAYOUT_NAMES)}"
+                f"{', '.join(LAYOUT_FIELDS)}"
             )
-        fixed[_NAMES.get(name, name)] = _value(name, value)
+        fixed[LAYOUT_FIELDS[name]] = _value(name, value)
     return fixed
 
 
 def _value(name: str, value: str) -> int | str | bool:
     choices = {
-        "recompute": ("none", "selective", "full"),
+        "recompute": RECOMPUTE,
         "sequence": ("yes", "no"),
     }.get(name)
     if choices is None:

@@ -26,6 +26,7 @@ A long ring repeats the same step, so we play its first steps and scale them up.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,8 +77,7 @@ def play(
     """
     layout = plan.layout
     require_room(layout.num_gpus)
-    counted = _Counter()
-    collectives = _collectives(unit, question, layout, counted)
+    collectives, messages = _collectives(unit, question, layout)
     stage = Stage.of(unit, question, plan, collectives)
     done = run(
         partial(_step, stage=stage, pipeline=pipeline),
@@ -89,7 +89,7 @@ def play(
         eager_bytes=_EAGER,
     )
     done.require_finished()
-    messages = counted.messages + sum(value[1] for value in done.values)
+    messages += sum(value[1] for value in done.values)
     step_s = max(value[0] for value in done.values)
     return Played(
         step_s=step_s, collectives=collectives, messages=messages, stage=stage
@@ -101,7 +101,9 @@ def one_pipeline(pipeline: ModuleType, question: Question, played: Played) -> Si
 
     All other ranks of a stage do the same, so this is the run that we draw.
     """
-    link = question.cluster.inter_node
+    cluster = question.cluster
+    is_one_node = question.num_gpus <= cluster.gpus_per_node
+    link = cluster.intra_node if is_one_node else cluster.inter_node
     done = run(
         partial(_step, stage=played.stage, pipeline=pipeline),
         played.stage.pipeline,
@@ -139,15 +141,18 @@ def fabric(cluster: Cluster) -> Fabric:
 # ── collectives ─────────────────────────────────────────────────────────────────────
 
 
-class _Counter:
-    """Counts the messages of all collectives."""
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """The seconds of an all-gather, and the messages that we simulated for it."""
 
-    messages = 0
+    seconds: float
+    messages: int
 
 
 def _collectives(
-    unit: ModuleType, question: Question, layout: Layout, counted: _Counter
-) -> Collectives:
+    unit: ModuleType, question: Question, layout: Layout
+) -> tuple[Collectives, int]:
+    """Return the seconds of each collective, and the messages of all of them."""
     model, batch = question.model, question.batch
     precision = batch.precision
     t, c, shards = layout.tensor, layout.context, layout.shards
@@ -156,32 +161,29 @@ def _collectives(
     sizes = [unit.stage_parameters(model, layout, i) for i in (0, layout.pipeline - 1)]
     weights = max(sizes) / layout.stage_layers(model, 0)
 
-    def seconds(size: int, stride: int, num_bytes: float) -> float:
-        return ring_seconds(question.cluster, layout, size, stride, num_bytes, counted)
-
-    gather_s = seconds(shards, t, precision.weights * weights)
-    same = precision.gradients == precision.weights
-    return Collectives(
-        tensor_s=2 * seconds(t, 1, width),
-        context_s=seconds(c, t, keys * precision.activations / t),
-        gather_s=gather_s,
-        reduce_s=gather_s
-        if same
-        else seconds(shards, t, precision.gradients * weights),
+    ring = partial(play_ring, question.cluster, layout)
+    tensor = ring(t, 1, width)
+    context = ring(c, t, keys * precision.activations / t)
+    gather = ring(shards, t, precision.weights * weights)
+    rings, reduce = [tensor, context, gather], gather
+    if precision.gradients != precision.weights:
+        reduce = ring(shards, t, precision.gradients * weights)
+        rings.append(reduce)
+    collectives = Collectives(
+        tensor_s=2 * tensor.seconds,
+        context_s=context.seconds,
+        gather_s=gather.seconds,
+        reduce_s=reduce.seconds,
     )
+    return collectives, sum(one.messages for one in rings)
 
 
-def ring_seconds(
-    cluster: Cluster,
-    layout: Layout,
-    size: int,
-    stride: int,
-    num_bytes: float,
-    counted: _Counter | None = None,
-) -> float:
+def play_ring(
+    cluster: Cluster, layout: Layout, size: int, stride: int, num_bytes: float
+) -> Ring:
     """Simulate an all-gather in all groups of `size` ranks, `stride` apart."""
     if size == 1:
-        return 0.0
+        return Ring(seconds=0.0, messages=0)
     n = layout.num_gpus
     steps = min(size - 1, max(1, MAX_MESSAGES // (2 * n)))
     done = run(
@@ -199,9 +201,7 @@ def ring_seconds(
         eager_bytes=_EAGER,
     )
     done.require_finished()
-    if counted is not None:
-        counted.messages += sum(done.values)
-    return done.time_s * (size - 1) / steps
+    return Ring(seconds=done.time_s * (size - 1) / steps, messages=sum(done.values))
 
 
 def members_of(rank: int, size: int, stride: int) -> list[int]:
@@ -247,10 +247,8 @@ def _gather(
         place = ring.index(comm.rank)
         sends.append(ring[(place + 1) % size])
         receives.append(ring[place - 1])
-    outward = {peer: round(sends.count(peer) * part) for peer in sorted(set(sends))}
-    inward = {
-        peer: round(receives.count(peer) * part) for peer in sorted(set(receives))
-    }
+    outward = {peer: times * part for peer, times in sorted(Counter(sends).items())}
+    inward = {peer: times * part for peer, times in sorted(Counter(receives).items())}
     for _ in range(steps):
         works: list[Any] = [
             comm.irecv(_sized(count), peer) for peer, count in inward.items()
@@ -328,7 +326,6 @@ class _Streams:
 
     def __init__(self, clock: Any, stage: Stage) -> None:
         self._clock, self._stage, self._zero = clock, stage, stage.zero
-        self._per_chunk = _split(stage.layers, stage.chunks)
         self._wires_free_s = self._paused_s = 0.0
         self._arrival_s: float | None = None  # of the next layer's weights
 
@@ -340,7 +337,7 @@ class _Streams:
         messages_s = 2 * times * stage.tensor_s
         messages_s += (times if is_forward else times + 1) * stage.context_s
         now_s = self._clock.now_s() - self._paused_s
-        layers = self._per_chunk[action.chunk]
+        layers = stage.layers // stage.chunks  # valid layouts have no remainder
         for layer in range(layers):
             if self._gathers(action):
                 if self._arrival_s is None:
@@ -414,8 +411,3 @@ def _step(
                 sent += 1
     streams.finish()
     return context.clock.now_s(), sent
-
-
-def _split(layers: int, chunks: int) -> list[int]:
-    few, more = divmod(layers, chunks)
-    return [few + (chunk < more) for chunk in range(chunks)]

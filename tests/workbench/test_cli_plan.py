@@ -22,7 +22,7 @@ from distlab.plan.played import (
     members_of,
     one_pipeline,
     play,
-    ring_seconds,
+    play_ring,
     rings_of,
 )
 from tests.workbench.golden import Golden
@@ -104,6 +104,30 @@ def test_a_file_of_yours_describes_a_model_and_a_cluster(
     assert (data["model"]["kv_heads"], data["model"]["gated"]) == (8, False)
     assert data["cluster"]["gpu_mtbf_s"] is None
     assert data["plans"][0]["memory_bytes"] <= 8e9
+
+    with_price = cluster.read_text() + "price_per_gpu_hour=3\n"
+    cluster.write_text(with_price)
+    _, data = planned(
+        capsys,
+        str(model),
+        num_gpus=4,
+        cluster=str(cluster),
+        tokens="1B",
+        claims=["price > 0"],
+    )
+    assert data["asserts"] == {"price > 0": True}
+    assert data["best"]["price"] == pytest.approx(3 * data["best"]["gpu_hours"])
+    cluster.write_text(with_price.replace("peak_flops=1e13", "peak_flops=0"))
+    with pytest.raises(ValueError, match="peak_flops"):
+        find_cluster(str(cluster))
+
+
+def test_only_fields_without_a_default_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text("layers = 4\n")
+    words = set(re.findall(r"\w+", refusal(ValueError, find_model, str(path))))
+    assert words >= {"hidden", "heads", "ffn", "vocab"}
+    assert words.isdisjoint({"layers", "kv_heads", "gated", "tied"})
 
 
 # ── the ranking ─────────────────────────────────────────────────────────────────────
@@ -265,8 +289,8 @@ def test_rings_in_all_groups_at_once_take_what_the_formula_says(
     cluster = find_cluster("dgx-h100").value
     layout = Layout(data=32)
     link = UNIT.group_link(cluster, size, stride)
-    seconds = ring_seconds(cluster, layout, size, stride, 1e9)
-    assert seconds == pytest.approx(UNIT.ring_s(size, 1e9, link), rel=0.02)
+    ring = play_ring(cluster, layout, size, stride, 1e9)
+    assert ring.seconds == pytest.approx(UNIT.ring_s(size, 1e9, link), rel=0.02)
 
 
 def test_each_ring_leaves_a_node_through_another_rank() -> None:
@@ -346,6 +370,9 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence(golden: Golden) -> None
         "layers = 4\nhidden=8\nheads=2\nffn=8\nvocab=8\nwidth=3",
         "[a]\nlayers=1\n[b]\nlayers=2",
         "layers = ",
+        "layers = true\nhidden=8\nheads=2\nffn=8\nvocab=8",
+        "layers = 4\nhidden=8\nheads=2\nffn=8\nvocab=8\ntied=1",
+        "layers = 4\nhidden=8\nheads=2\nffn=8\nvocab=8\nsequence='long'",
     ],
 )
 def test_a_model_file_that_is_wrong_is_refused(text: str, tmp_path: Path) -> None:
