@@ -23,7 +23,7 @@ from typing import Any
 from distlab.grading import landlock
 from distlab.paths import parents_of
 from distlab.runner import RankContext
-from distlab.runner.own_folder import own_folder
+from distlab.runner.own_folder import shared_folder
 
 MAX_FORKS = 32  # by one rank and everything it forked
 MAX_SHARED_BYTES = 2 << 30  # RLIMIT_DATA does not count memory that is shared
@@ -81,7 +81,7 @@ def install(
         return
     # Made before the hook is on, because the hook is called for imports too.
     guard = _Guard(course, secrets, doors)
-    tempfile.tempdir = own_folder()  # beside the course it might not be read back
+    tempfile.tempdir = guard.own_folder  # beside the course it might not be read back
     _start_no_program()
     landlock.hold(secrets)
     sys.addaudithook(guard.hook)
@@ -141,9 +141,8 @@ class _Guard:
     ) -> None:
         self._course, self._secrets = course, secrets
         self._doors = frozenset(doors)
-        # A rank may do in its own folder as it likes, wherever that was made.
-        self._own = [own_folder()]
-        self._run = os.path.dirname(self._own[0])
+        self._working_folder = os.path.realpath(os.getcwd())
+        self._run = os.path.dirname(self.own_folder)
         self._above = {above for path in secrets for above in parents_of(path)}
         # A pipe of tokens: every fork takes one, whichever process it is made by.
         self._tokens, give = os.pipe()
@@ -161,6 +160,14 @@ class _Guard:
             **dict.fromkeys(_SOCKETS, self._talk),
             **dict.fromkeys(_LIMITS, _limit),
         }
+
+    @property
+    def own_folder(self) -> str:
+        """Where a rank may do as it likes, wherever that folder was made.
+
+        Asked each time: once its runs are over, a worker removes all that is its own.
+        """
+        return shared_folder() or self._working_folder
 
     def hook(self, event: str, values: tuple[Any, ...]) -> None:
         """Called by Python for every event, before it happens."""
@@ -190,7 +197,7 @@ class _Guard:
 
     def _refuse_change(self, path: Any, folder: int | None) -> None:
         at = None if isinstance(path, int) else _resolved(path, folder)
-        if _inside(at, self._own):
+        if _inside(at, [self.own_folder]):
             return
         name = _inside(at, self._course)
         if name:

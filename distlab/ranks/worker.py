@@ -63,8 +63,10 @@ _CLOCKS: dict[int, Any] = {}
 class OwnProcess:
     """The state that one rank finds in the process when it continues."""
 
-    def __init__(self, folder: str, environment: MutableMapping[bytes, bytes]) -> None:
-        self.folder = folder
+    def __init__(
+        self, rank: int, folder: str, environment: MutableMapping[bytes, bytes]
+    ) -> None:
+        self.rank, self.folder = rank, folder
         self.environment = environment
         self.units: dict[str, ModuleType] = {}
         self.dtype = torch.float32
@@ -77,16 +79,17 @@ class Process:
     seen_word = -1
     anyone_drew = True
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self._home, self._seed = folder, seed
-        self._outside = OwnProcess(os.getcwd(), _environment())
+    def __init__(self, home: Path, seed: int, place: mmap.mmap) -> None:
+        self._home, self._seed, self._place = home, seed, place
+        self._outside = OwnProcess(0, os.getcwd(), _environment())
         self._folder = self._outside.folder
 
     def own(self, seed: int) -> OwnProcess:
         """See `Generators.own`."""
-        folder = self._home / f"rank{seed - self._seed}"
+        rank = seed - self._seed
+        folder = self._home / f"rank{rank}"
         folder.mkdir(exist_ok=True)
-        return OwnProcess(str(folder), dict(_environment()))
+        return OwnProcess(rank, str(folder), dict(_environment()))
 
     def begin(self, own: OwnProcess) -> None:
         """See `Generators.begin`."""
@@ -94,6 +97,7 @@ class Process:
 
     def put(self, own: OwnProcess) -> None:
         """See `Generators.put`."""
+        self._place[0] = own.rank
         if own.folder != self._folder:
             os.chdir(own.folder)
             self._folder = own.folder
@@ -189,7 +193,7 @@ class Worker:
                 hide=True,
                 times_out=True,
                 ranks_per_node=job["ranks_per_node"],
-                belongings=partial(_belongings, home, job["seed"]),
+                belongings=partial(_belongings, home, job["seed"], self._place),
             )
         faulthandler.cancel_dump_traceback_later()
         self._say({"k": "run", **_facts(done)})
@@ -197,7 +201,6 @@ class Worker:
     def _live(
         self, program: Callable[..., Any], context: RankContext, *args: Any
     ) -> None:
-        self._place[0] = context.rank
         _CLOCKS[threading.get_ident()] = context.clock
         value = program(context, *args)
         # As it is now: another rank may get hold of the same tensor.
@@ -219,9 +222,9 @@ def _fail(error: Exception, *_: Any) -> NoReturn:
     raise error
 
 
-def _belongings(home: Path, seed: int) -> Generators:
+def _belongings(home: Path, seed: int, place: mmap.mmap) -> Generators:
     numbers = [OneGenerator(source, lazy=False) for source in (torchs(), pythons())]
-    return SeveralGenerators([*numbers, Process(home, seed)])
+    return SeveralGenerators([*numbers, Process(home, seed, place)])
 
 
 def _facts(done: SimRun) -> dict[str, Any]:
@@ -305,11 +308,11 @@ def main(arguments: list[str]) -> None:
     share(str(Path(folder) / "ranks"))
     worker = Worker(requests, answers, Path(folder))
     _take_over()
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it was killed while ranks ran
         worker.serve()
-    except BrokenPipeError:  # the parent was killed while ranks ran
-        pass
-    finally:
-        # The parent removes it, unless it was killed; one can't remove where one is.
-        os.chdir(os.path.dirname(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+    # The parent has hung up. It removes the folder, unless it was killed. If we fail
+    # instead, it reads there why, so only this way out removes it too. No rank runs any
+    # more, so the guard may let all of it go; one can't remove the folder one is in.
+    share(folder)
+    os.chdir(os.path.dirname(folder))
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The folder in which a process that plays ranks may do as it likes."""
+"""The folder that the ranks of one process share, if they're simulated."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ _SHARED: list[str] = []
 
 
 def share(folder: str) -> None:
-    """From now on it is `folder`, in which every simulated rank has one of its own."""
+    """From now on this process may do in `folder` as it likes.
+
+    Each simulated rank has a folder of its own in it.
+    """
     _SHARED[:] = [os.path.realpath(folder)]
 
 
-def own_folder() -> str:
-    """Return its real path: the working folder, unless ranks share this process."""
-    return _SHARED[0] if _SHARED else os.path.realpath(os.getcwd())
+def shared_folder() -> str:
+    """Return its real path; empty where a rank has this process to itself."""
+    return _SHARED[0] if _SHARED else ""

@@ -88,16 +88,21 @@ def test_a_learners_way_to_a_pass(course: Course) -> None:
     assert course.progress()["collectives.exchange"]["passed"]
 
 
-def test_watch_judges_what_is_there(course: Course) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])  # as Ctrl-C does
+def test_watch_judges_what_is_there(course: Course, end: signal.Signals) -> None:
     write(course, filled("collectives.exchange", RIGHT))
-    watching = course.popen("-m", "distlab", "watch", "1.1", "--json", **ELSEWHERE)
+    temporary = course.root.parent / "temporary"
+    temporary.mkdir()
+    variables = {**ELSEWHERE, "TMPDIR": str(temporary)}
+    watching = course.popen("-m", "distlab", "watch", "1.1", "--json", **variables)
     assert watching.stdout is not None
     try:
         verdict = json.loads(watching.stdout.readline())
     finally:
-        watching.send_signal(signal.SIGINT)  # as Ctrl-C does
+        watching.send_signal(end)
         watching.communicate(timeout=60)
     course.expect_nothing_left()
+    assert list(temporary.iterdir()) == []
     assert verdict["status"] == "pass"
 
 

@@ -18,7 +18,7 @@ from distlab.grading.mutants import judge
 from distlab.grading.preflight import look_at
 from distlab.ranks import new_cluster
 from distlab.ranks.simulated import NotHereError, SimulatedCluster
-from distlab.runner import Cluster, Limits, Run
+from distlab.runner import Cluster, Limits, Run, RunnerError
 from distlab.runner.kind import VARIABLE, ranks_kind
 from distlab.runner.processes import descendants
 from tests.workbench.conformance import misbehaviour as programs
@@ -84,11 +84,22 @@ def test_a_loop_is_broken_off_and_shown(simulated: Cluster) -> None:
 
 
 def test_a_crash_ends_the_worker_alone(simulated: Cluster) -> None:
-    run = simulated.run(programs.crashes, 2)
-    assert (run.outcome, run.ranks[1].status) == ("died", "died")
-    assert run.ranks[1].exit_status == signal.SIGSEGV
-    assert any(file.endswith("misbehaviour.py") for file, _ in run.ranks[1].stack)
+    ways = {1: programs.crashes, 0: programs.crashes_after_a_pause}
+    for crashed, program in ways.items():
+        run = simulated.run(program, 2)
+        died = [record for record in run.ranks if record.status == "died"]
+        assert (run.outcome, [record.rank for record in died]) == ("died", [crashed])
+        assert died[0].exit_status == signal.SIGSEGV
+        assert any(file.endswith("misbehaviour.py") for file, _ in died[0].stack)
     assert simulated.run(programs.hello, 2).outcome == "finished"
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with (
+        SimulatedCluster(preload=("no_such_module",)) as cluster,
+        pytest.raises(RunnerError, match="'no_such_module'"),
+    ):
+        cluster.run(programs.hello, 1)
 
 
 def session_of(pid: int) -> int:

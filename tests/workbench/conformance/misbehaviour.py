@@ -164,6 +164,16 @@ def crashes(ctx: RankContext) -> None:
     ctx.comm.barrier()
 
 
+def crashes_after_a_pause(ctx: RankContext) -> None:
+    """Rank 0 crashes, after the others have run."""
+    if ctx.rank == 0:
+        ctx.comm.recv(torch.zeros(1), HAS_A_DUTY)
+        faulthandler._sigsegv()  # type: ignore[attr-defined]
+    if ctx.rank == HAS_A_DUTY:
+        ctx.comm.send(torch.zeros(1), 0)
+    ctx.comm.barrier()
+
+
 def ring_of_sends(ctx: RankContext) -> None:
     box = torch.zeros(8)
     ctx.comm.send(box, (ctx.rank + 1) % ctx.world_size)  # THE LINE OF THE SEND
