@@ -39,6 +39,7 @@ def new_task(
     """Write the stubs of a new task, or list what is left to do for it."""
     from distlab.cli.new_task import new_task
 
+    need_a_clone("new-task")
     return new_task(number, task)
 
 

@@ -18,7 +18,7 @@ def templates(*, check_only: bool = False) -> int:
     stale = reworded(curriculum)
     for path, text in stale.items():
         if check_only:
-            warn(f"{shown(path)} words a clause differently; run make templates")
+            warn(f"{shown(path)} differs from curriculum.toml; run make templates")
         else:
             path.write_text(text, encoding="utf-8")
     files = template_files(curriculum)

@@ -20,10 +20,11 @@ _UNIT = re.compile(r"^\| [\d., –]+ \| `(\w+)`(.*) \| \d+ \|$", re.MULTILINE)
 _STRETCH = re.compile(
     r"^\| [\d., –]+ \| \d+ stretch tasks(.*) \| \d+ \|$", re.MULTILINE
 )
+_ALL_TASKS = re.compile(r"(?<=\ball )\d+(?= tasks\b)|\d+(?= short tasks\b)")
 
 
 def fill_time_table(text: str, phase: Phase) -> str:
-    """Return a phase's guidelines whose time table is that of the manifest."""
+    """Return a phase's guidelines with the time table of the manifest."""
     before, head, rest = text.partition(_HEAD)
     if not head:
         return text
@@ -70,27 +71,27 @@ def fill_contents(text: str, curriculum: Curriculum) -> str:
 
 def _described(tasks: Sequence[Task], words: str) -> str:
     minutes = sum(task.minutes for task in tasks)
-    return f"| {numbers_of(tasks)} | {words} | {minutes} |"
+    return f"| {_numbers_of(tasks)} | {words} | {minutes} |"
 
 
-def numbers_of(tasks: Iterable[Task]) -> str:
-    """The numbers of some tasks, as in `1.1–1.4, 1.14`."""
+def _numbers_of(tasks: Iterable[Task]) -> str:
+    """Return the numbers of some tasks, as in `1.1–1.4, 1.14`."""
     runs: list[list[tuple[int, int]]] = []
     for place in map(_place, _sorted(tasks)):
         if runs and place == (runs[-1][-1][0], runs[-1][-1][1] + 1):
             runs[-1].append(place)
         else:
             runs.append([place])
-    short = [[run[0], run[-1]] if len(run) > 2 else run for run in runs]
-    return ", ".join(
-        ("–" if len(run) > 2 else ", ").join(f"{major}.{minor}" for major, minor in few)
-        for run, few in zip(runs, short, strict=True)
-    )
+    parts = []
+    for run in runs:
+        numbers = [f"{major}.{minor}" for major, minor in run]
+        parts += [f"{numbers[0]}–{numbers[-1]}"] if len(numbers) > 2 else numbers
+    return ", ".join(parts)
 
 
 def fill_readme(text: str, curriculum: Curriculum) -> str:
     """Return the README with the manifest's number of tasks."""
-    return re.sub(r"\b\d+(?= (?:short )?tasks\b)", str(len(curriculum.tasks)), text)
+    return _ALL_TASKS.sub(str(len(curriculum.tasks)), text)
 
 
 def _sorted(tasks: Iterable[Task]) -> list[Task]:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.kit.flat import flat
+
 SAMPLES = 3
 WIDTHS = (6, 5, 7, 3)
 
@@ -82,4 +84,4 @@ def one_step(
 def full_weights(model: nn.Module) -> Tensor:
     """All in one flat tensor; every rank takes part."""
     found = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
-    return torch.cat([weight.detach().flatten() for weight in found]).clone()
+    return flat(found)

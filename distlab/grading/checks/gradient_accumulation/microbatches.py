@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.kit.flat import weights_of
+from distlab.grading.kit.flat import flat, gradients_of, weights_of
 from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
 
 Sizes = tuple[int, ...]
@@ -95,7 +95,7 @@ def means_of(model: nn.Module, seed: int, step: int, sizes: Sequence[Sizes]) -> 
         gradients.append([])
         for inputs, targets in make_microbatches(seed, step, rank, own):
             found = all_gradients(loss_of(model(inputs), targets), model)
-            gradients[-1].append(torch.cat([part.reshape(-1) for part in found]))
+            gradients[-1].append(flat(found))
     return Means(gradients, list(sizes))
 
 
@@ -103,14 +103,6 @@ def means_of(model: nn.Module, seed: int, step: int, sizes: Sequence[Sizes]) -> 
 def first_means(seed: int, sizes: tuple[Sizes, ...], idle: bool = False) -> Means:
     """Those of step 0; `idle`: some parameters get no gradient."""
     return means_of(Zoo(seed, frozen=idle, unused=idle), seed, 0, sizes)
-
-
-def gradients_of(model: nn.Module) -> Tensor:
-    """All gradients in one flat copy; zeros where there is none."""
-    found = [
-        torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
-    ]
-    return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
 
 
 __all__ = [

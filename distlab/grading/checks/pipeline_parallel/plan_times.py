@@ -12,11 +12,10 @@ from distlab.grading.checks.pipeline_parallel.clock import (
 )
 from distlab.grading.checks.pipeline_parallel.plans import (
     SchedulePlan,
+    clause_of,
     complete_plans,
-    make_schedules,
 )
-from distlab.grading.clause import clause
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
 from distlab.sim.plans import closed_forms as forms
@@ -94,9 +93,4 @@ for _name, _clause_id in (
     ("one_f_one_b", "C2"),
     ("interleaved", "C2"),
 ):
-    clause(
-        f"pipeline_parallel.{_name}",
-        _clause_id,
-        worlds=(1,),
-        runs=[on_ranks(make_schedules, name=_name)],
-    )(partial(_judge_time, _name))
+    clause_of(_name, _clause_id)(partial(_judge_time, _name))

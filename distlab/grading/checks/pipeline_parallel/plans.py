@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -20,7 +20,7 @@ from distlab.grading.checks.pipeline_parallel.clock import (
     named,
     peak,
 )
-from distlab.grading.clause import clause
+from distlab.grading.clause import Judge, clause
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
@@ -89,6 +89,12 @@ def make_schedules(
         except Exception as error:
             refused.append(f"raises {type(error).__name__}")
     return {"found": found, "refused": refused}
+
+
+def clause_of(name: str, clause_id: str) -> Callable[[Judge], Judge]:
+    """Register a check of the function `name`, as `clause` does."""
+    runs = [on_ranks(make_schedules, name=name)]
+    return clause(f"pipeline_parallel.{name}", clause_id, worlds=(1,), runs=runs)
 
 
 def _read(schedule: Any) -> list[Entry] | str:
@@ -186,20 +192,10 @@ def complete_plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
 
 
 for _name in ("gpipe", "one_f_one_b"):
-    clause(
-        f"pipeline_parallel.{_name}",
-        "C1",
-        worlds=(1,),
-        runs=[on_ranks(make_schedules, name=_name)],
-    )(partial(_judge_complete, _name))
+    clause_of(_name, "C1")(partial(_judge_complete, _name))
 
 
-@clause(
-    "pipeline_parallel.interleaved",
-    "C1",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="interleaved")],
-)
+@clause_of("interleaved", "C1")
 def interleaved_is_complete(runs: Runs) -> str | None:
     """The same through every chunk; m that n does not divide is refused."""
     _judge_complete("interleaved", runs)
@@ -217,12 +213,7 @@ def interleaved_is_complete(runs: Runs) -> str | None:
 # ── what kind of schedule it is ─────────────────────────────────────────────────────
 
 
-@clause(
-    "pipeline_parallel.gpipe",
-    "C2",
-    worlds=(1,),
-    runs=[on_ranks(make_schedules, name="gpipe")],
-)
+@clause_of("gpipe", "C2")
 def forwards_come_first(runs: Runs) -> str | None:
     """No forward after a backward."""
     for plan in complete_plans(runs, "gpipe"):
@@ -269,9 +260,4 @@ def _judge_peaks(name: str, runs: Runs) -> str:
 
 
 for _name in ("one_f_one_b", "interleaved"):
-    clause(
-        f"pipeline_parallel.{_name}",
-        "C3",
-        worlds=(1,),
-        runs=[on_ranks(make_schedules, name=_name)],
-    )(partial(_judge_peaks, _name))
+    clause_of(_name, "C3")(partial(_judge_peaks, _name))

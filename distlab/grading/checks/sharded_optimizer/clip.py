@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distlab.grading.checks.sharded_optimizer import scenarios, shards
 from distlab.grading.checks.sharded_optimizer.mistakes import buckets_of, owner_of_each
-from distlab.grading.checks.sharded_optimizer.scenarios import flat
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import (
     Suspect,
     all_close,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.sharded_optimizer import scenarios
-from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
+from distlab.grading.checks.sharded_optimizer.scenarios import One
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import Suspect, same_everywhere
 
 Named = dict[str, Tensor]

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from distlab.grading.checks.sharded_optimizer import scenarios, shards
 from distlab.grading.checks.sharded_optimizer.mistakes import owner_of_each
-from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
+from distlab.grading.checks.sharded_optimizer.scenarios import One
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run

@@ -100,11 +100,6 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().cpu().clone() for name, p in trained(model).items()}
 
 
-def flat(values: dict[str, Tensor]) -> Tensor:
-    """All of them end to end."""
-    return torch.cat([value.reshape(-1) for value in values.values()])
-
-
 # ── in the ranks ────────────────────────────────────────────────────────────────────
 
 

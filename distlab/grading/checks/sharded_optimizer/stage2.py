@@ -11,9 +11,10 @@ from distlab.grading.checks.sharded_optimizer import scenarios
 from distlab.grading.checks.sharded_optimizer.half import expect_bytes, expect_weights
 from distlab.grading.checks.sharded_optimizer.mistakes import suspects_of
 from distlab.grading.checks.sharded_optimizer.moments import expect_freed
-from distlab.grading.checks.sharded_optimizer.scenarios import One, flat
+from distlab.grading.checks.sharded_optimizer.scenarios import One
 from distlab.grading.checks.sharded_optimizer.stage1 import SCATTER, WORLDS
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_sent
 from distlab.grading.kit.values import (
     Suspect,

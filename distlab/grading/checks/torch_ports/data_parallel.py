@@ -62,7 +62,7 @@ def microbatches(seed: int, step: int, rank: int) -> list[tuple[Tensor, Tensor]]
 def flat_gradients(model: nn.Module) -> Tensor:
     """One copy of all; zeros where there is none."""
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in _of(model)]
-    return torch.cat([gradient.detach().flatten().double() for gradient in found])
+    return flat(gradient.double() for gradient in found)
 
 
 def _of(model: nn.Module) -> list[nn.Parameter]:

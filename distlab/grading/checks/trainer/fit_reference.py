@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.kit.flat import weights_of
+from distlab.grading.kit.flat import flat, weights_of
 from distlab.grading.threads import one_thread
 
 NUM_EPOCHS = 2
@@ -158,7 +158,7 @@ def fit_alone(
                 own = slice(rank, None, world_size)
                 loss = mean_loss(model.train()(inputs[own]), targets[own])
                 parts = torch.autograd.grad(loss, list(model.parameters()))
-                gradients.append(torch.cat([part.reshape(-1) for part in parts]))
+                gradients.append(flat(parts))
                 losses[epoch, step, rank] = loss.detach()
             for rank, model in enumerate(models):
                 applied = rule(gradients, rank)

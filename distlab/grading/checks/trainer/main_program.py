@@ -17,6 +17,7 @@ from torch import nn
 from distlab.grading.checks.trainer.main_reference import right_weights, suspects_of
 from distlab.grading.checks.trainer.main_torchrun import expect_clean_end
 from distlab.grading.clause import clause
+from distlab.grading.kit.flat import flat, weights_of
 from distlab.grading.kit.nodes import local_rank
 from distlab.grading.kit.stuck import name_of_stuck
 from distlab.grading.kit.torchrun_env import (
@@ -51,18 +52,12 @@ def main_once(
     left = dist.is_initialized()
     files = sorted(set(os.listdir(".")) - before)
     return {
-        "weights": _flat(model),
+        "weights": weights_of(model) if isinstance(model, nn.Module) else None,
         "files": files,
         "saved": _saved() if FILE in files else {"problem": "", "state": None},
         "left": left,
         **{name: seen[name] for name in ("groups", "samples", "first")},
     }
-
-
-def _flat(model: Any) -> Any:
-    if not isinstance(model, nn.Module):
-        return None
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def _saved() -> dict[str, Any]:
@@ -237,8 +232,8 @@ def _expect_saved_state(value: dict[str, Any]) -> None:
             f"state_dict has {', '.join(names)}",
             rule="for a wrapped model save model.module.state_dict()",
         )
-    flat = torch.cat([state[name].reshape(-1) for name in names])
-    if value["weights"] is not None and not torch.equal(flat, value["weights"]):
+    saved = flat(state)
+    if value["weights"] is not None and not torch.equal(saved, value["weights"]):
         raise NotYetError(
             "the saved weights are not those of the returned model",
             rule="save once, after the last step",

@@ -17,6 +17,7 @@ import torch
 
 from distlab.curriculum import UnitSource
 from distlab.grading.checks.trainer.main_reference import right_weights
+from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import close
 from distlab.grading.verdict import NotYetError
 from distlab.runner.processes import descendants, end_descendants, reap
@@ -138,8 +139,7 @@ def _expect_weights(path: Path) -> None:
             rule="the line at the end of the file calls main() without arguments",
         )
     state = torch.load(path, weights_only=True)
-    flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
-    if not close(flat, right_weights(EPOCHS)):
+    if not close(flat(state), right_weights(EPOCHS)):
         raise NotYetError(
             "the weights are right in the grader's ranks, but different under torchrun",
             rule="the weights may depend only on rank, world size and epoch",
