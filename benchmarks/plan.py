@@ -7,11 +7,12 @@
 
 Nothing is fitted to the published runs. Each generation of GPUs has one efficiency
 (distlab/plan/clusters.toml). Others measured it on a single node, or a single pod, in a
-run that isn't among these.
+run that isn't among these. If MLSys·im and llm-analysis are installed, they predict the
+same runs (_planners.py).
 
     distlab bench plan [--json]                exits with 1 when a bar is missed
     python benchmarks/plan.py --only published   one part: published, choice, simulation
-    python benchmarks/plan.py --docs             also update the tables of docs/plan.md
+    python benchmarks/plan.py --docs             also update those parts of docs/plan.md
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +33,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._bars import Bars, Line, report_of, show
+from benchmarks._planners import NotModeledError, StepTimer, available, versions
 from distlab.curriculum.units import load
-from distlab.given.planning import RECOMPUTE, Batch, Cluster, Layout, Link, Model
+from distlab.given.planning import (
+    RECOMPUTE,
+    Batch,
+    Cluster,
+    Layout,
+    Link,
+    Model,
+    Precision,
+)
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import formulas
 from distlab.plan.plans import LAYOUT_FIELDS, Question, plan_of, shares_of
@@ -69,7 +79,7 @@ def published_runs() -> Iterator[dict[str, Any]]:
     for source in tomllib.loads(RUNS.read_text(encoding="utf-8"))["source"]:
         common = {name: value for name, value in source.items() if name != "run"}
         for one in source["run"]:
-            yield {"context": 1, **common, **one}
+            yield {"context": 1, "gradient_bytes": 2, **common, **one}
 
 
 def layout_of(published: dict[str, Any]) -> Layout:
@@ -88,6 +98,12 @@ def published_mfu(
     if "mfu" in published:
         return float(published["mfu"])
     model, batch = question.model, question.batch
+    if "tokens_per_s_per_gpu" in published:
+        per_s = question.num_gpus * published["tokens_per_s_per_gpu"]
+        step_s = batch.tokens / per_s
+        return float(
+            unit.mfu(model, batch, question.cluster, question.num_gpus, step_s)
+        )
     per_layer = model.layers * model.hidden
     flops = 96.0 * batch.tokens * per_layer * model.hidden
     flops *= 1 + batch.sequence / (6 * model.hidden) + model.vocab / (16 * per_layer)
@@ -95,16 +111,27 @@ def published_mfu(
     return float(unit.mfu(model, batch, question.cluster, question.num_gpus, step_s))
 
 
-def predict(unit: ModuleType, published: dict[str, Any]) -> Line:
-    """Return one run's predicted and published MFU."""
-    batch = Batch(sequence=published["seq"], global_batch=published["batch"])
-    question = Question(
+def question_of(published: dict[str, Any]) -> Question:
+    """Return what a published run asks of a planner, but for its layout."""
+    precision = Precision(gradients=published["gradient_bytes"])
+    return Question(
         model=find_model(published["model"]).value,
         cluster=find_cluster(published["cluster"]).value,
-        batch=batch,
+        batch=Batch(
+            sequence=published["seq"],
+            global_batch=published["batch"],
+            precision=precision,
+        ),
         num_gpus=published["gpus"],
     )
-    predicted = plan_of(unit, question, layout_of(published))
+
+
+def predict(
+    unit: ModuleType, published: dict[str, Any], timers: Mapping[str, StepTimer]
+) -> Line:
+    """Return one run's published MFU, and what we and the other planners predict."""
+    question, layout = question_of(published), layout_of(published)
+    predicted = plan_of(unit, question, layout)
     mfu = published_mfu(unit, question, published)
     return {
         "source": published["title"],
@@ -116,12 +143,31 @@ def predict(unit: ModuleType, published: dict[str, Any]) -> Line:
         "predicted_mfu": round(predicted.mfu, 4),
         "error": round(predicted.mfu / mfu - 1, 4),
         "shares": {k: round(v, 4) for k, v in shares_of(predicted.time).items()},
+        "others": {
+            name: _predicted_by(timer, unit, question, layout, mfu)
+            for name, timer in timers.items()
+        },
     }
 
 
-def published(unit: ModuleType) -> tuple[list[Line], list[Line]]:
+def _predicted_by(
+    timer: StepTimer, unit: ModuleType, question: Question, layout: Layout, mfu: float
+) -> Line:
+    model, batch, cluster = question.model, question.batch, question.cluster
+    parameters = unit.model_size(model, batch.sequence).parameters
+    try:
+        step_s = timer(question, layout, parameters)
+    except NotModeledError as error:
+        return {"skipped": str(error)}
+    predicted = unit.mfu(model, batch, cluster, question.num_gpus, step_s)
+    return {"mfu": round(predicted, 4), "error": round(predicted / mfu - 1, 4)}
+
+
+def published(
+    unit: ModuleType, timers: Mapping[str, StepTimer] | None = None
+) -> tuple[list[Line], list[Line]]:
     """Return the figures, and a row for each run."""
-    rows = [predict(unit, one) for one in published_runs()]
+    rows = [predict(unit, one, timers or {}) for one in published_runs()]
     errors = [abs(row["error"]) for row in rows]
     worst = max(rows, key=lambda row: abs(row["error"]))
     by_source = {
@@ -147,7 +193,23 @@ def published(unit: ModuleType) -> tuple[list[Line], list[Line]]:
             abs(worst["error"]),
             worst=f"{worst['model']} on {worst['gpus']} GPUs",
         ),
+        *(_median_of(name, rows) for name in timers or {}),
     ], rows
+
+
+def _median_of(name: str, rows: Sequence[Line]) -> Line:
+    """Return another planner's median error, and ours on the same runs."""
+    both = [row for row in rows if "error" in row["others"][name]]
+    theirs = statistics.median(abs(row["others"][name]["error"]) for row in both)
+    ours = statistics.median(abs(row["error"]) for row in both)
+    slug = name.lower().replace("·", "").replace("-", "_")
+    return result(
+        f"{slug}_median_error",
+        round(theirs, 4),
+        n=len(both),
+        ours=round(ours, 4),
+        planner=name,
+    )
 
 
 # ── choose_layout ───────────────────────────────────────────────────────────────────
@@ -354,15 +416,17 @@ def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
     unit = formulas("reference")
     results: list[Line] = []
     rows: dict[str, list[Line]] = {"published": [], "simulation": []}
+    missing: dict[str, str] = {}
     if "published" in parts:
-        found, rows["published"] = published(unit)
+        timers, missing = available()
+        found, rows["published"] = published(unit, timers)
         results += found
     if "choice" in parts:
         results += choice(unit)
     if "simulation" in parts:
         found, rows["simulation"] = simulation(unit)
         results += found
-    return {**report_of("plan", results), **rows}
+    return {**report_of("plan", results), **rows, "missing": missing}
 
 
 def text(report: dict[str, Any]) -> list[str]:
@@ -374,50 +438,81 @@ def text(report: dict[str, Any]) -> list[str]:
             model = f"  {row['model']:<15} {row['gpus']:>6} GPUs"
             shares = f"published {row['published_mfu']:>6.1%}"
             shares += f"   predicted {row['predicted_mfu']:>6.1%}"
-            lines.append(f"{model}   {shares}   {row['error']:+.1%}")
+            others = "".join(
+                f"   {name} {_error(one, '.1%')}" for name, one in row["others"].items()
+            )
+            lines.append(f"{model}   {shares}   {row['error']:+.1%}{others}")
     for row in report["simulation"]:
         model = f"  {row['model']:<12} {row['gpus']:>5}  {row['layout']:<36}"
         seconds = f"{row['formula_s']:>8.3f} s {row['simulated_s']:>8.3f} s"
         lines.append(f"{model} {seconds} {row['error']:+.2%}")
     for one in report["results"]:
         figure = f"{one['name']:<26} {one['value']:>10g} {one['unit']}"
-        lines.append(f"{figure}{BARS.told(one)}".rstrip())
+        ours = f"  ours {one['ours']:g} on the same runs" if "ours" in one else ""
+        lines.append(f"{figure}{BARS.told(one)}{ours}".rstrip())
+    for name, why in report["missing"].items():
+        lines.append(f"{name} is skipped: {why}")
     return lines
+
+
+def _error(other: Line, digits: str) -> str:
+    """Return another planner's error as text, or a dash if it can't predict the run."""
+    return f"{other['error']:+{digits}}" if "error" in other else "–"
 
 
 DOCS = Path(__file__).parents[1] / "docs/plan.md"
 
 
 def parts(report: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the parts of docs/plan.md that we measure, by their names there."""
-    head = "| run | GPUs | published MFU | predicted | error |", "|---|---|---|---|---|"
-    published = [*head]
+    """Return the parts of docs/plan.md that we measured, by their names there."""
+    found = {"published": _published_part, "simulated": _simulated_part}
+    rows = {"published": report["published"], "simulated": report["simulation"]}
+    return {name: part(report) for name, part in found.items() if rows[name]}
+
+
+def _published_part(report: dict[str, Any]) -> list[str]:
+    planners = [one for one in report["results"] if "planner" in one]
+    names = [one["planner"] for one in planners]
+    columns = ["run", "GPUs", "published MFU", "predicted", "error", *names]
+    lines = [_row(columns), "|---" * len(columns) + "|"]
     for row in report["published"]:
         source = f"[{row['source'].partition(',')[0]}]({row['url']})"
-        shares = f"{row['published_mfu']:.1%} | {row['predicted_mfu']:.1%}"
-        published.append(
-            f"| {row['model']}, {source} | {row['gpus']:,} | {shares} "
-            f"| {row['error']:+.0%} |"
-        )
+        cells = [f"{row['model']}, {source}", f"{row['gpus']:,}"]
+        cells += [f"{row['published_mfu']:.1%}", f"{row['predicted_mfu']:.1%}"]
+        cells.append(f"{row['error']:+.0%}")
+        cells += [_error(row["others"][name], ".0%") for name in names]
+        lines.append(_row(cells))
     figures = {one["name"]: one["value"] for one in report["results"]}
-    published += [
+    lines += [
         "",
         f"The median error of these {figures['published_runs']} runs is "
         f"{figures['published_median_error']:.1%}.",
     ]
+    for one in planners:
+        lines[-1] += (
+            f" That of {one['planner']} {versions().get(one['planner'], '')} is "
+            f"{one['value']:.1%} on {one['n']} of them."
+        )
+    return lines
+
+
+def _simulated_part(report: dict[str, Any]) -> list[str]:
     rows = report["simulation"]
     worst = max(rows, key=lambda row: abs(row["error"]))
     median = statistics.median(abs(row["error"]) for row in rows)
-    simulated = [
+    return [
         f"On {len(rows)} layouts of up to {max(row['gpus'] for row in rows):,} GPUs, "
         f"the median error of the formulas was {median:.1%}, and the largest was "
         f"{abs(worst['error']):.1%}, on {worst['gpus']} GPUs with {worst['layout']}."
     ]
-    return {"published": published, "simulated": simulated}
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def write_docs(report: dict[str, Any], path: Path = DOCS) -> None:
-    """Put the measured parts where docs/plan.md has room for them."""
+    """Put what we measured where docs/plan.md has room for it."""
     page = path.read_text(encoding="utf-8")
     for name, lines in parts(report).items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
@@ -435,6 +530,8 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, help="one part alone")
     arguments = parser.parse_args()
     report = measure((arguments.only,) if arguments.only else PARTS)
+    if arguments.docs and report["missing"]:
+        parser.error(f"--docs needs both planners: {report['missing']}")
     if arguments.docs:
         write_docs(report)
     return show(report, lambda _: text(report), as_json=arguments.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +12,15 @@ import pytest
 
 from benchmarks import plan as bench
 from benchmarks._bars import missed
+from benchmarks._planners import NotModeledError, available
 from distlab.curriculum.units import load
 from distlab.given.planning import Batch, Layout
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import formulas
+from distlab.plan.plans import Question
 
 RUNS = list(bench.published_runs())
-ONE_OF = ("mfu", "hardware_tflops")
+ONE_OF = ("mfu", "hardware_tflops", "tokens_per_s_per_gpu")
 
 
 @pytest.fixture
@@ -92,9 +95,48 @@ def test_the_figures_of_the_page_can_be_written(
     lines, rows = bench.published(unit)
     pipeline = load("pipeline_parallel", "reference")
     simulated = [bench.simulate(unit, pipeline, bench.SIMULATED[0])]
-    report = {"results": lines, "published": rows, "simulation": simulated}
+    report: dict[str, Any] = {
+        "results": lines,
+        "published": rows,
+        "simulation": simulated,
+        "missing": {"llm-analysis": "it isn't here"},
+    }
     bench.write_docs(report, page)
     text = page.read_text(encoding="utf-8")
     assert text.count("| palm-540b,") == 1
     assert simulated[0]["layout"] in text
-    assert "MISSED" not in "\n".join(bench.text(report))
+    printed = bench.text(report)
+    assert "MISSED" not in "\n".join(printed)
+    assert printed[-1].endswith("it isn't here")
+
+
+def test_another_planner_is_judged_on_the_runs_that_it_can_predict(
+    unit: ModuleType,
+) -> None:
+    def twice_as_long(question: Question, layout: Layout, parameters: int) -> float:
+        if layout.context > 1:
+            raise NotModeledError("no context")
+        assert parameters > 1e9
+        asked = question.model, layout, question.batch, question.cluster
+        return 2 * float(unit.step_time(*asked).total_s)
+
+    lines, rows = bench.published(unit, {"Slow-one": twice_as_long})
+    (line,) = (one for one in lines if one["name"] == "slow_one_median_error")
+    skipped = [row["model"] for row in rows if "skipped" in row["others"]["Slow-one"]]
+    assert skipped == ["llama-3-405b"]
+    assert line["n"] == len(rows) - 1
+    for row in rows:
+        other = row["others"]["Slow-one"]
+        if "mfu" in other:
+            assert other["mfu"] == pytest.approx(row["predicted_mfu"] / 2, abs=1e-4)
+
+
+def test_a_planner_that_is_not_installed_is_missing_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("mlsysim", "llm_analysis"):
+        monkeypatch.setitem(sys.modules, module, None)
+    timers, missing = available()
+    assert timers == {}
+    assert set(missing) == {"MLSys·im", "llm-analysis"}
+    assert all("pip install" in why for why in missing.values())
