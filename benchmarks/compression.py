@@ -13,7 +13,7 @@ real processes; shares are of the bytes that the dense all_reduce sends.
                         the same first Q
 
 The images are Fashion-MNIST, 2 epochs, where `distlab ddp --dataset fashion-mnist
---download` has put it. Otherwise they are the 1,797 digits of scikit-learn in 30 epochs
+--download` has put it. Otherwise they are 1,797 handwritten digits in 30 epochs
 (as many steps as 2 epochs of 21,500 images): one of the 360 held-out images is then
 0.28 percentage points. The result says which.
 

@@ -45,7 +45,6 @@ def demo(
 
     Raises:
         ValueError: an invalid number of ranks or epochs, or no such phase.
-        ModuleNotFoundError: scikit-learn, which has the digits, is missing.
     """
     if phase != 1:
         return _later_phase(phase, world_size, epochs, as_json, code)
@@ -127,11 +126,9 @@ def _on_ranks(
     config: DigitsConfig, say: Callable[..., None], *, quiet: bool
 ) -> DigitsResult:
     from distlab.cli.training import LiveLine, shard_table
-    from distlab.data.digits import load_digits_split
     from distlab.ranks import new_cluster
     from distlab.training.digits import PRELOADS, Moment, train_on_ranks
 
-    load_digits_split()  # if this cannot be, it is better said here than by a rank
     line = LiveLine(config.epochs, quiet=quiet)
     shards: list[Shard] = []
 

@@ -1,6 +1,6 @@
 """Make an image folder and shards from this machine's images, without downloads.
 
-    digits          scikit-learn's 1,797 handwritten digits (UCI, 1998): 8 × 8 pixels,
+    digits          the 1,797 handwritten digits of data/digits.py: 8 × 8 pixels,
                     enlarged to 32 × 32; ten classes
     photos          three photographs that come with scikit-learn and matplotlib:
                     overlapping windows of 500 × 375 pixels; a class is a photograph
@@ -107,11 +107,11 @@ def shards_of(root: Path, split: str, *, per_shard: int = 500) -> int:
 def recipes() -> dict[str, Recipe]:
     """Return the sets of images by name."""
     names = tuple(str(digit) for digit in range(10))
-    sklearn = "scikit-learn's digits"
+    digits = "UCI's handwritten digits"
     photos = "scikit-learn's china.jpg and flower.jpg and matplotlib's grace_hopper.jpg"
     clothes = "Fashion-MNIST"
     return {
-        "digits": Recipe(names, sklearn, 1797, _digits),
+        "digits": Recipe(names, digits, 1797, _digits),
         "photos": Recipe(tuple(_PHOTOS), photos, 30_000, _photos),
         "fashion-mnist": Recipe(_CLOTHES, clothes, 70_000, _fashion),
     }
@@ -176,7 +176,10 @@ def _photos(wanted: int) -> Iterator[Picture]:
     for module, path in _PHOTOS.values():
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
-            raise DataError(f"{module}, which has a photograph, is not installed")
+            raise DataError(
+                f"{module}, which has a photograph, is not installed: pip install "
+                "scikit-learn matplotlib"
+            )
         data = (Path(spec.origin).parent / path).read_bytes()
         opened.append(Image.open(io.BytesIO(data)).convert("RGB"))
     wide, tall = _WINDOW

@@ -57,10 +57,8 @@ def locate(
     if dataset == "digits":
         if folder or may_download:
             flag = "--data-dir" if folder else "--download"
-            raise ValueError(
-                f"{flag}: the digits come with scikit-learn, no file is read"
-            )
-        note = "1,437 images of 8×8 pixels, 360 held out; from scikit-learn"
+            raise ValueError(f"{flag}: the digits come with distlab, no file is read")
+        note = "1,437 images of 8×8 pixels, 360 held out; from UCI"
         return Origin(files=None, known=None, note=note)
     if dataset == IDX:
         return _own_files(folder, may_download)

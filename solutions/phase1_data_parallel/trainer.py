@@ -18,9 +18,10 @@ frozen and tied parameters, and parameters without dimensions.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -297,10 +298,10 @@ def global_batches(epoch: int, size: int = 100) -> Iterator[tuple[Tensor, Tensor
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    # Read from scikit-learn's files: its import takes a second on every rank.
-    wheel = importlib.metadata.distribution("scikit-learn")
-    path = wheel.locate_file("sklearn/datasets/data/digits.csv.gz")
-    table = torch.tensor(np.loadtxt(str(path), delimiter=","))
+    # distlab comes with the digits, and we find them without importing distlab.
+    places = (Path(folder, "distlab", "data", "digits.csv.gz") for folder in sys.path)
+    path = next(place for place in places if place.is_file())
+    table = torch.tensor(np.loadtxt(path, delimiter=","))
     return table[:, :-1] / 16, table[:, -1].long()
 
 

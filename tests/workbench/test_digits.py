@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -15,7 +17,6 @@ import torch
 from distlab.cli.demo import demo
 from distlab.cli.screen import command
 from distlab.curriculum import find_root
-from distlab.data import digits
 from distlab.data.digits import load_digits_split
 from distlab.data.text import load_text
 from distlab.models.mlp import make_mlp
@@ -58,13 +59,31 @@ def test_digits_are_the_real_ones() -> None:
     ]  # fmt: skip
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
-    from sklearn.datasets import load_digits
+OF_SCIKIT_LEARN = "81578d12c5c4a31487d6c36da996111367d6d79a58b8da7abc29d9be52c3d309"
+"""SHA-256 of the split with seed 0, made from `sklearn.datasets.load_digits`."""
 
-    data = load_digits_split()
-    ours = torch.cat([data.train_inputs, data.held_out_inputs]).sum(dim=1)
-    theirs = torch.from_numpy(load_digits().data / 16).sum(dim=1)
-    assert torch.equal(ours.sort().values, theirs.sort().values)
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    found = hashlib.sha256()
+    for tensor in vars(load_digits_split()).values():
+        found.update(tensor.numpy().tobytes())
+    assert found.hexdigest() == OF_SCIKIT_LEARN
+
+
+def test_the_trainer_finds_them_without_importing_distlab() -> None:
+    code = (
+        "import sys, trainer; found = map(len, trainer._digits()); "
+        "print(*found, 'distlab' in sys.modules)"
+    )
+    paths = os.pathsep.join([str(SOLUTION.parent), str(find_root())])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1797", "1797", "False"]
 
 
 def test_the_split_depends_on_the_seed_alone() -> None:
@@ -75,13 +94,6 @@ def test_the_split_depends_on_the_seed_alone() -> None:
     text.tokens.zero_()
     assert load_text().tokens.count_nonzero()
     assert not torch.equal(before, load_digits_split(1).train_inputs)
-
-
-def test_without_scikit_learn_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    digits._read_table.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="scikit-learn"):
-        load_digits_split(seed=7)
 
 
 def test_mlp() -> None:

@@ -50,6 +50,7 @@ NUM_IMAGES = 30
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sklearn", reason="its photographs: make .venv/.ready-dev")
     folder = tmp_path_factory.mktemp("images") / "photos"
     make(folder, "photos", num_images=NUM_IMAGES)
     return folder
