@@ -20,6 +20,7 @@ from distlab.terminal import screen_width
 
 _GIVE_UP = "?"
 _TRIES = 2
+Lines = list[tuple[str, str]]
 
 
 def quiz(
@@ -121,34 +122,29 @@ def _taken(posed: Posed, text: str) -> tuple[str, bool] | None:
         return None
 
 
-def _where(posed: Posed, answer: str) -> list[tuple[str, str]]:
+def _where(posed: Posed, answer: str) -> Lines:
     """Return the lines that say where a wrong formula differs from the right one."""
-    return [("plain", f"   {row}") for row in _wrapped(posed.difference(answer))]
+    return _wrapped(posed.difference(answer))
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, screen_width() - 6, break_long_words=False)
+def _wrapped(text: str, label: str = "   ") -> Lines:
+    """Return the lines of a text, which begins with `label` and is indented by it."""
+    rows = textwrap.wrap(
+        text,
+        screen_width() - 3,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+    )
+    return [("plain", row) for row in rows]
 
 
-def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:
-    lines = [("plain", "")]
-    ask = _wrapped(posed.ask)
-    lines += [
-        ("plain", f"{number}. {row}" if not i else f"   {row}")
-        for i, row in enumerate(ask)
-    ]
+def _asked(number: int, posed: Posed) -> Lines:
+    lines = [("plain", ""), *_wrapped(posed.ask, f"{number}. ")]
     for letter, option in zip(LETTERS, posed.question.options, strict=False):
-        rows = textwrap.wrap(option, screen_width() - 10)
-        lines += [
-            ("plain", f"     {f'{letter}) ' if not i else '   '}{row}")
-            for i, row in enumerate(rows)
-        ]
+        lines += _wrapped(option, f"     {letter}) ")
     for name, symbol in posed.question.symbols.items():
-        rows = textwrap.wrap(symbol.meaning, screen_width() - 10)
-        lines += [
-            ("plain", f"     {name if not i else ' '}  {row}")
-            for i, row in enumerate(rows)
-        ]
+        lines += _wrapped(symbol.meaning, f"     {name}  ")
     if len(posed.question.answer) > 1 and posed.question.options:
         lines.append(("dim", "   (several letters)"))
     elif posed.question.unit:
@@ -156,7 +152,7 @@ def _asked(number: int, posed: Posed) -> list[tuple[str, str]]:
     return lines
 
 
-def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]:
+def _told(posed: Posed, answer: str, *, is_right: bool) -> Lines:
     if is_right:
         lines = [("pass", f"   right: {posed.right_answer}")]
     elif answer:
@@ -164,7 +160,7 @@ def _told(posed: Posed, answer: str, *, is_right: bool) -> list[tuple[str, str]]
         lines = [("fail", said), *_where(posed, answer)]
     else:
         lines = [("plain", f"   the answer is {posed.right_answer}")]
-    return lines + [("plain", f"   {row}") for row in _wrapped(posed.why)]
+    return lines + _wrapped(posed.why)
 
 
 def _end(progress: Progress, kept: dict[str, dict[str, object]]) -> None:

@@ -91,7 +91,7 @@ def spelled_out(formula: str, symbols: Collection[str] = ()) -> str:
                     f"or a * before {token}"
                 )
             if token[0].isdigit() and tokens[-1][0].isdigit():
-                raise FormulaError(f"there is a sign missing before {token}")
+                raise FormulaError(f"a sign is missing before {token}")
             tokens.append("*")
             signs[-1] = "*"
         if token == "(":
@@ -109,9 +109,8 @@ def _tokens(formula: str, symbols: Collection[str]) -> Iterator[str]:
     while place < len(formula):
         match = _TOKEN.match(formula, place)
         if match is None:
-            raise FormulaError(
-                f"{formula[place:].strip()[0]!r} is no part of a formula"
-            )
+            sign = formula[place:].strip()[0]
+            raise FormulaError(f"{sign!r} can't be a part of a formula")
         place = match.end()
         name = match["name"]
         if name and name not in _FUNCTIONS and {*name} <= {*symbols}:

@@ -171,8 +171,8 @@ class Posed:
         """Whether `text` is the answer.
 
         Raises:
-            AnswerError: it is no number, has another unit, is no option, or is no
-                formula in the symbols of the question.
+            AnswerError: `text` isn't a number or an option, has another unit, or isn't
+                a formula in the symbols of the question.
         """
         if self.samples:
             return not self.difference(text)
@@ -188,7 +188,7 @@ class Posed:
         Returns "" if it's right, and for all other kinds of questions.
 
         Raises:
-            AnswerError: `text` is no formula in the symbols of the question.
+            AnswerError: `text` isn't a formula in the symbols of the question.
         """
         worst, said = 0.0, ""
         for sample, given in zip(self.samples, self._values(text), strict=True):
@@ -295,9 +295,11 @@ def _check_tables(row: dict[str, Any], where: str) -> None:
         raise QuizError(f"{where}: tolerance is a share below 1")
     symbols = row.get("symbols", {})
     if not isinstance(symbols, dict) or not all(map(_is_symbol, symbols.values())):
-        raise QuizError(f"{where}: symbols names lists of two numbers and a meaning")
+        raise QuizError(
+            f"{where}: symbols must give each name two numbers and a meaning"
+        )
     if symbols and any(key in row for key in ("options", "draw", "let", "tolerance")):
-        raise QuizError(f"{where}: with symbols, there is only an answer and a unit")
+        raise QuizError(f"{where}: with symbols, only answer and unit are allowed")
     if row.get("unit", "") not in _UNITS:
         raise QuizError(f"{where}: unit is {', '.join(filter(None, _UNITS))} or absent")
 

@@ -460,10 +460,9 @@ def mfu(
 ) -> float:
     """Return the model FLOPs utilization (MFU) of a step that takes step_s.
 
-    It is the share of the operations that the GPUs could have computed at peak_flops
-    and that the model needs. Recomputed ones are not needed; that is HFU, the hardware
-    FLOPs utilization.
-
+    Of the operations that the GPUs could have computed at peak_flops in this time, it
+    is the share that the model needs. Recomputation doesn't count, unlike in HFU, the
+    hardware FLOPs utilization.
     """
     ### BEGIN SOLUTION planning.step_time
     #| see your 3.29
@@ -612,7 +611,7 @@ def goodput(
     job. While it runs, it saves a checkpoint after every interval of training. A
     failure costs detection, restart and half an interval. If no spare node is left, the
     job also waits for the first node to be repaired. That takes repair_s /
-    (spare_nodes + 1) on average, because so many nodes are being repaired.
+    (spare_nodes + 1) on average, because that many nodes are being repaired.
 
     3.33 C3 n GPUs fail n times as often as one. `lost_s` is what a failure costs on
             average, including the wait for a repair.

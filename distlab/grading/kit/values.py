@@ -14,6 +14,7 @@ from distlab.digests import digest
 from distlab.grading.kit.flat import flat
 from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.terminal import ranks_in_words
 
 _NEAR = 1e-6  # a factor that is nearer to a whole number is that number
 SINGLE = 1e-5
@@ -116,7 +117,8 @@ def _fact(
     tolerance: float,
 ) -> str:
     """State what can be seen of wrong values, whatever the reason."""
-    on = "on every rank" if 1 < len(wrong) == len(expected) else _on_ranks(wrong)
+    is_all = 1 < len(wrong) == len(expected)
+    on = "on every rank" if is_all else f"on {ranks_in_words(wrong)}"
     factor = _factor([actual[r] for r in wrong], [expected[r] for r in wrong])
     if factor is not None:
         return f"{factor} {on}"
@@ -125,11 +127,6 @@ def _fact(
         if rank != first and close(actual[first], other, tolerance):
             return f"wrong {on}: rank {first} has what rank {rank} should have"
     return f"wrong {on}{_few_elements(actual[first], expected[first], tolerance)}"
-
-
-def _on_ranks(ranks: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, ranks))
-    return f"on rank {numbers}" if len(ranks) == 1 else f"on ranks {numbers}"
 
 
 def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:

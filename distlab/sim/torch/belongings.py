@@ -28,6 +28,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from distlab.attached import found_by_others
 from distlab.paths import is_users_code
 from distlab.sim.generators import (
     Generators,
@@ -139,9 +140,7 @@ class UsersModules:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        spec = found_by_others(self, name, path, target)
         if spec is not None and (_top(name) in self.own or _is_users(spec)):
             self.names[name] = None
         return spec

@@ -14,16 +14,14 @@ rank instead (see belongings).
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, update_wrapper
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
+from distlab.attached import after_import
 from distlab.sim.torch.rank import here
 from distlab.sim.torch.replacing import Replaced
 
@@ -32,44 +30,13 @@ from distlab.sim.torch.replacing import Replaced
 def adapted() -> Iterator[None]:
     """While it lasts, these libraries work on simulated ranks."""
     replaced = Replaced()
-    finder = _Finder(replaced)
-    for name, adapt in _ADAPT.items():
-        if name in sys.modules:
-            adapt(sys.modules[name], replaced)
-    sys.meta_path.insert(0, finder)
+    adapt = {name: partial(adapt, replaced=replaced) for name, adapt in _ADAPT.items()}
+    stop = after_import(adapt)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        stop()
         replaced.undo()
-
-
-class _Finder:
-    """Finds these libraries where others find them, and has them adapted once loaded.
-
-    It doesn't ask ahead: compilers of C++ sources, for one, take long to import.
-    """
-
-    def __init__(self, replaced: Replaced) -> None:
-        self._replaced = replaced
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        adapt = _ADAPT.get(name)
-        spec = PathFinder.find_spec(name, path, target) if adapt else None
-        if adapt is None or spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def execute_and_adapt(module: ModuleType) -> None:
-            execute(module)
-            adapt(module, self._replaced)
-
-        loader.exec_module = execute_and_adapt
-        return spec
 
 
 # ── each library ────────────────────────────────────────────────────────────────────
@@ -126,7 +93,7 @@ def _fsdp_profiler(module: Any, replaced: Replaced) -> None:
         replaced.put(module.SimpleProfiler, name, _PerRank(make))
 
 
-def _cpp_extension(module: ModuleType, replaced: Replaced) -> None:
+def _cpp_extension(module: Any, replaced: Replaced) -> None:
     for name in ("load", "load_inline"):
         replaced.refuse(
             module,
@@ -136,7 +103,7 @@ def _cpp_extension(module: ModuleType, replaced: Replaced) -> None:
         )
 
 
-_ADAPT: dict[str, Callable[[ModuleType, Replaced], None]] = {
+_ADAPT: dict[str, Callable[..., None]] = {
     "accelerate.state": _accelerate,
     "lightning_utilities.core.rank_zero": _lightning,
     "torch.distributed.fsdp._debug_utils": _fsdp_profiler,

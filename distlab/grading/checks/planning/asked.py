@@ -80,9 +80,9 @@ def expect_answers(
         if isinstance(got, str):
             raise NotYetError(f"{function} {got} ({call.words})", fatal=True)
         if got.keys() != right.keys():
+            kind = "a number" if "" in right else f"an object with {', '.join(right)}"
             raise NotYetError(
-                f"{function} returns something else than announced ({call.words})",
-                fatal=True,
+                f"{function} must return {kind} ({call.words})", fatal=True
             )
         rows += [(call, name, right[name], got[name]) for name in names or right]
     wrong = [row for row in rows if not _close(row[3], row[2])]
@@ -97,7 +97,7 @@ def _close(got: float, right: float) -> bool:
 
 
 def _share(got: float, right: float) -> float:
-    """Of the right answer, so that small answers tell as much as large ones."""
+    """Return an answer as a share of the right one, so small ones count as much."""
     return got / right if right else 1 + got
 
 

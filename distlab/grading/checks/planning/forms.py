@@ -98,9 +98,9 @@ def layer_activation_bytes(
 
 def in_flight(layout: Layout, batch: Batch, stage: int) -> float:
     """Microbatches whose activations a stage holds at most, as 2.14 and 2.21 count."""
-    p, v = layout.pipeline, layout.chunks
-    chunks = p - stage if v == 1 else (v - 1) * p + 2 * (p - 1 - stage) + 1
-    return min(chunks / v, batch.global_batch // (layout.data * layout.microbatch))
+    p, q = layout.pipeline, layout.chunks
+    chunks = p - stage if q == 1 else (q - 1) * p + 2 * (p - 1 - stage) + 1
+    return min(chunks / q, batch.global_batch // (layout.data * layout.microbatch))
 
 
 def stage_memory(model: Model, layout: Layout, batch: Batch, stage: int) -> Memory:

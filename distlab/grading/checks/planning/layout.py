@@ -36,7 +36,7 @@ Fields = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """A job to plan, and what is telling about it."""
+    """A job to plan; its name says what is special about it."""
 
     name: str
     model: Model
