@@ -40,8 +40,8 @@ OLDEST_PYTHON = (3, 11)
 WISHES = ("auto", "cpu", "default")
 COURSE = ("course",)  # the extras that a clone is always installed with
 
-# Exit codes. The Makefile keeps an environment after REFUSED, where pip gave up before
-# it wrote anything, and rebuilds it after the others.
+# Exit codes. set_up.py keeps an environment after REFUSED, where pip gave up before it
+# wrote anything, and rebuilds it after the others.
 OK, REFUSED, USAGE, HALF_DONE, INTERRUPTED = 0, 1, 2, 3, 130
 
 HEARTBEAT_S = 20.0  # a silent minute looks like a hang; some lines in it do not
@@ -226,13 +226,13 @@ def torch_requirement(pyproject: Path) -> str:
         ) from error
 
 
-def is_clone() -> bool:
-    """Whether this file is in a clone; a wheel has no ``pyproject.toml``."""
-    return (ROOT / "pyproject.toml").is_file()
+def is_clone(root: Path = ROOT) -> bool:
+    """Return True in a clone; a wheel has no ``pyproject.toml``."""
+    return (root / "pyproject.toml").is_file()
 
 
 def target(extras: Sequence[str], *, clone: bool) -> list[str]:
-    """What pip is to install: the clone, or what an installed wheel needs."""
+    """Return what pip is to install: the clone, or what an installed wheel needs."""
     wanted = [*COURSE, *extras] if clone else list(extras)
     named = f"[{','.join(wanted)}]" if wanted else ""
     return ["-e", f".{named}"] if clone else [f"distlab{named}"]

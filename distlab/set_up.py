@@ -1,4 +1,4 @@
-"""`python -m distlab setup`: what `make` does first, also where there is no make.
+"""`python -m distlab setup` does what `make` does first, also where there is no make.
 
 In a clone, it makes an environment in `.venv` and installs torch and distlab there. Two
 files in it say how far it got. `.ready` holds the folder that the environment was made
@@ -37,16 +37,16 @@ def set_up(
     `arguments` are those of install.py. `run` runs a command and returns its exit code
     and its output, which is empty if the command may print for itself.
     """
-    if not (root / "pyproject.toml").is_file():
+    if not install.is_clone(root) or _ONLY_SHOWS & {*arguments}:
         return install.main(arguments)
-    if "--help" in arguments or "-h" in arguments:
-        return install.main(["--help"])
     run = run or _run
     folder = root / ".venv"
     python = folder / ("Scripts/python.exe" if windows else "bin/python")
     if not _is_usable(folder, python, root):
         print("environment: an empty one in .venv (a few seconds)", flush=True)
         code, said = run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        if code == install.INTERRUPTED:
+            return code
         if code:
             print(said, _NO_VENV, sep="\n", flush=True)
             return install.REFUSED
@@ -60,6 +60,8 @@ def set_up(
         print(f"Once per terminal: {activate}", flush=True)
     return code
 
+
+_ONLY_SHOWS = {"-h", "--help", "--dry-run"}
 
 _NO_VENV = (
     "This Python can't make virtual environments. On Debian and Ubuntu: apt install "

@@ -9,7 +9,6 @@ import typer
 
 from distlab.cli.bench import names as benchmarks
 from distlab.cli.options import Json
-from distlab.cli.own_course import need_a_clone
 
 
 def templates(
@@ -22,6 +21,7 @@ def templates(
     ] = False,
 ) -> int:
     """Generate the templates from the solutions without overwriting anyone's edits."""
+    from distlab.cli.own_course import need_a_clone
     from distlab.cli.templates import templates
 
     need_a_clone("templates")
@@ -38,6 +38,7 @@ def new_task(
 ) -> int:
     """Write the stubs of a new task, or list what is left to do for it."""
     from distlab.cli.new_task import new_task
+    from distlab.cli.own_course import need_a_clone
 
     need_a_clone("new-task")
     return new_task(number, task)
@@ -98,6 +99,7 @@ def mutants(
 ) -> int:
     """Check that wrong solutions are rejected and right ones are accepted."""
     from distlab.cli.mutants import mutants, write_readme
+    from distlab.cli.own_course import need_a_clone
 
     need_a_clone("mutants")
     if readme:
@@ -139,6 +141,7 @@ def bench(
 ) -> int:
     """Run the benchmark behind one of the figures that the README quotes."""
     from distlab.cli.bench import bench
+    from distlab.cli.own_course import need_a_clone
 
     need_a_clone("bench")
     return bench(name, as_json=as_json, corpus=corpus, min_efficiency=min_efficiency)

@@ -16,8 +16,8 @@ from distlab.curriculum.fetched import installed_version, version_of
 def own_course(*, complain: bool = True) -> Curriculum:
     """Load the course of the folder that we're in, for verbs that need your files.
 
-    It says so if the course is from another version, unless you don't let it
-    `complain`.
+    If the course is from another version than distlab, it warns you, unless `complain`
+    is false.
 
     Raises:
         CurriculumError: distlab came in a wheel, and this folder isn't a course.
@@ -29,10 +29,10 @@ def own_course(*, complain: bool = True) -> Curriculum:
             "and it copies the course there"
         )
     copied = version_of(curriculum.root)
-    if complain and copied not in ("", installed_version()):
+    if complain and copied and copied != (installed := installed_version()):
         warn(
             f"this course is from distlab {copied}, but you have installed "
-            f"{installed_version()}; run `{command('update')}`, which keeps your code"
+            f"{installed}; run `{command('update')}`, which keeps your code"
         )
     return curriculum
 

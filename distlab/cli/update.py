@@ -17,12 +17,7 @@ from distlab.curriculum import (
     read_source,
 )
 from distlab.curriculum.carry import Carried, carry, is_current
-from distlab.curriculum.fetched import (
-    is_fetched,
-    keep_beside,
-    renew,
-    replace_whole,
-)
+from distlab.curriculum.fetched import is_fetched, keep_beside, renew, replace_whole
 from distlab.paths import shown
 
 
@@ -55,8 +50,7 @@ def _renew_all_else(curriculum: Curriculum) -> bool:
         return False
     for unit in curriculum.units.values():
         if unit.template(curriculum.root).exists():
-            with naming_file("; nothing was changed"):
-                read_source(curriculum, unit, "mine").tree  # noqa: B018 - to see whether it is Python
+            _read_mine(curriculum, unit)
     try:
         done = renew(curriculum.root)
     except OSError as error:
@@ -76,12 +70,20 @@ def _renewed(curriculum: Curriculum, unit: Unit) -> Carried | None:
     path = unit.template(curriculum.root)
     if not path.exists():
         return Carried(text=make_template(solution))
+    mine = _read_mine(curriculum, unit)
+    return None if is_current(mine, solution) else carry(mine, solution)
+
+
+def _read_mine(curriculum: Curriculum, unit: Unit) -> str:
+    """Read the learner's file, before we change any.
+
+    Raises:
+        SourceError: the file isn't valid Python.
+    """
     with naming_file("; nothing was changed"):
         source = read_source(curriculum, unit, "mine")
         source.tree  # noqa: B018 - says in one sentence where it is no Python
-    if is_current(source.text, solution):
-        return None
-    return carry(source.text, solution)
+    return source.text
 
 
 def _write(curriculum: Curriculum, unit: Unit, carried: Carried) -> None:

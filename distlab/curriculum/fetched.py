@@ -70,7 +70,7 @@ def fetch_here() -> Path | None:
 
 
 def _is_expected(path: Path) -> bool:
-    """Whether a folder with this in it is still empty: .git, say, or an environment."""
+    """Return True if this may lie beside the course: .git, say, or an environment."""
     return path.name.startswith(".") or (path / "pyvenv.cfg").is_file()
 
 

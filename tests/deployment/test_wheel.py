@@ -58,15 +58,13 @@ class Environment:
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=True)
         self.python = folder / "bin" / "python"
-        self.libraries = Path(self.capture("import sysconfig", "purelib"))
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        said = subprocess.check_output([self.python, "-c", code], text=True)
+        self.libraries = Path(said.strip())
         # The .pth file that points to the clone isn't read in a folder added like this.
         places = [path for path in sys.path if Path(path).name == "site-packages"]
         borrowed = self.libraries / "borrowed.pth"
         borrowed.write_text("\n".join(places), encoding="utf-8")
-
-    def capture(self, line: str, path: str) -> str:
-        code = f"{line}; print(sysconfig.get_path({path!r}))"
-        return subprocess.check_output([self.python, "-c", code], text=True).strip()
 
 
 class Installed(Environment):
@@ -173,7 +171,8 @@ def test_the_plugin_of_pytest(installed: Installed) -> None:
 
 
 def test_what_only_a_clone_has(installed: Installed) -> None:
-    for arguments in (["bench", "sim"], ["mutants"], ["templates"]):
+    new_task = ["new-task", "1.99", "collectives.example"]
+    for arguments in (["bench", "sim"], ["mutants"], ["templates"], new_task):
         code, said = installed.distlab(*arguments)
         assert code == 2
         assert len(said.strip().splitlines()) == 1

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,3 +215,9 @@ def test_a_command_that_fails_is_found(command: str, says: str) -> None:
 def test_commands_are_found_in_prose_and_in_blocks() -> None:
     text = "Type `distlab\nstatus`.\n\n```\ndistlab watch   # a verdict\n```\n"
     assert list(commands_of(text)) == ["distlab watch", "distlab status"]
+
+
+def test_a_verb_waits_only_for_what_it_needs() -> None:
+    code = "import sys, distlab.cli.app; print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not {"torch", "distlab.curriculum", "importlib.metadata"} & {*modules}

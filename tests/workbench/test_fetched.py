@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distlab.cli import own_course as verbs
-from distlab.cli.own_course import need_a_clone, own_course
+from distlab.cli.maintainer_verbs import bench, mutants, new_task, templates
+from distlab.cli.own_course import own_course
 from distlab.cli.update import update
 from distlab.curriculum import (
     CurriculumError,
@@ -58,8 +60,10 @@ def test_outside_of_a_course(wheel: Path, tmp_path: Path) -> None:
     assert Progress(wheel).folder == tmp_path / "home" / ".distlab"
     with pytest.raises(CurriculumError, match="distlab start"):
         own_course()
-    with pytest.raises(CurriculumError, match="clone"):
-        need_a_clone("bench")
+    add = partial(new_task, "1.99", "collectives.example")
+    for verb in (templates, add, mutants, partial(bench, "sim")):
+        with pytest.raises(CurriculumError, match="clone"):
+            verb()
     Path("notes.txt").touch()
     with pytest.raises(CurriculumError, match=r"notes\.txt"):
         fetch_here()
@@ -80,7 +84,7 @@ def test_start_copies_the_course_and_makes_the_templates(wheel: Path) -> None:
         assert path.read_bytes() == (wheel / path).read_bytes()
     assert Progress(curriculum.root).folder == Path.cwd() / ".distlab"
     assert fetch_here() is None  # a second time, there is nothing to do
-    Path(PHASES[2]).joinpath("below").mkdir()
+    assert find_root(Path(PHASES[2]) / "guide") == Path.cwd()
 
 
 def test_an_update_keeps_what_the_learner_wrote(
@@ -147,6 +151,12 @@ def test_a_course_of_another_version_is_named(
     update()
     own_course()
     assert capsys.readouterr().err == ""
+
+
+def test_a_clone_works_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", pytest.fail)
+    monkeypatch.chdir(ROOT)
+    assert own_course().root == ROOT
 
 
 def test_the_wheel_brings_every_phase_and_all_data_of_distlab() -> None:

@@ -177,6 +177,21 @@ def test_setup_starts_over_unless_the_environment_is_whole(tmp_path: Path) -> No
     assert (tmp_path / ".venv" / ".ready").read_text() == f"{tmp_path}\n"
 
 
+def test_an_interrupted_setup_blames_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    code = set_up((), tmp_path, lambda _: (install.INTERRUPTED, ""))
+    assert code == install.INTERRUPTED
+    assert "apt install" not in capsys.readouterr().out
+
+
+def test_a_setup_that_only_shows_makes_no_environment(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    assert set_up(["--dry-run"], tmp_path, Commands()) == install.OK
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_setup_finds_the_python_of_windows(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     used: list[str] = []
