@@ -14,7 +14,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -109,6 +109,9 @@ figures: .venv/.ready  ## draw the figures for the guidelines
 
 mutants: .venv/.ready  ## check that wrong solutions are rejected and right ones accepted
 	@$(PY) -m distlab mutants --generated --stamp
+
+blind: .venv/.ready  ## judge solutions by strangers to the checks: make blind SET=folder
+	@$(PY) -m distlab blind $(SET)
 
 ablation: .venv/.ready  ## remove each assertion in turn and require a verdict to change
 	@$(PY) benchmarks/ablation.py

@@ -22,7 +22,7 @@ from distlab.cli.audit import audit
 from distlab.cli.chaos import chaos
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
-from distlab.cli.maintainer_verbs import bench, mutants, new_task, templates
+from distlab.cli.maintainer_verbs import bench, blind, mutants, new_task, templates
 from distlab.cli.options import Json
 from distlab.cli.plan_verb import plan
 from distlab.cli.screen import stopped, warn
@@ -554,5 +554,5 @@ def reset(
     return reset(unit)
 
 
-for maintainers in (templates, new_task, mutants, bench):
+for maintainers in (templates, new_task, mutants, blind, bench):
     verb(panel=MAINTAINERS)(maintainers)

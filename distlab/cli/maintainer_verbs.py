@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -114,6 +115,24 @@ def mutants(
         minutes=minutes,
         sample=sample,
     )
+
+
+def blind(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds the set.")],
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Grade each solution with this many seeds.")
+    ] = 1,
+    only: Annotated[
+        str, typer.Option(help="Grade only solutions whose id contains this text.")
+    ] = "",
+    as_json: Json = False,
+) -> int:
+    """Grade solutions by people who haven't seen the checks."""
+    from distlab.cli.blind import blind
+    from distlab.cli.own_course import need_a_clone
+
+    need_a_clone("blind")
+    return blind(folder, seeds=seeds, only=only, as_json=as_json)
 
 
 def bench(

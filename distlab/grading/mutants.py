@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import Curriculum
+from distlab.grading.blind import Foreign
 from distlab.grading.catalogue import Entry
 from distlab.grading.grade import Grader
 from distlab.grading.verdict import TaskVerdict
@@ -70,8 +71,8 @@ def judge(
     with tempfile.TemporaryDirectory(prefix="distlab-mutants-") as folder:
         for entry in entries:
             unit = curriculum.units[entry.task.partition(".")[0]]
-            path = Path(folder) / f"{entry.id}_{unit.name}.py"
             solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
+            path = Path(folder) / f"{entry.id}_{unit.name}.py"
             path.write_text(entry.applied_to(solution), encoding="utf-8")
             task = curriculum.task(entry.task)
             if entry.limit_s:
@@ -80,6 +81,29 @@ def judge(
             results.append(_result(entry, grader.grade([task]).tasks[0]))
             if on_result:
                 on_result(results[-1])
+    return results
+
+
+def judge_set(
+    curriculum: Curriculum,
+    cluster: Cluster,
+    solutions: Iterable[Foreign],
+    seeds: Sequence[int] = (SEED,),
+    on_verdicts: Callable[[Foreign, Sequence[TaskVerdict]], None] = lambda *_: None,
+) -> list[tuple[Foreign, list[TaskVerdict]]]:
+    """Grade each solution of a blind set once per seed."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="distlab-blind-") as folder:
+        for number, solution in enumerate(solutions):
+            task = curriculum.task(solution.task)
+            path = Path(folder) / f"blind{number}_{task.unit}.py"
+            path.write_text(solution.text, encoding="utf-8")
+            graders = (
+                Grader(curriculum, cluster, code=str(path), seed=seed) for seed in seeds
+            )
+            verdicts = [grader.grade([task]).tasks[0] for grader in graders]
+            results.append((solution, verdicts))
+            on_verdicts(solution, verdicts)
     return results
 
 

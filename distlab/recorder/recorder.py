@@ -29,7 +29,9 @@ from distlab.recorder.frames import is_users, place_of, stack_of
 from distlab.recorder.journal import BACKWARD, Act, Channel, Journal, Messages
 
 LOOK_S = 0.1
-LOOK_AT_MOVING_S = 0.3  # a look costs a millisecond, which a training step would miss
+LOOK_AT_MOVING_S = 0.8
+"""A look costs a millisecond, which a training step would miss. So the longer a rank
+has moved, the rarer we look at it, up to this pause."""
 BEAT_S = 5.0
 KEPT = 48  # newest calls in a post, besides those under way
 FAILED = 1
@@ -177,7 +179,8 @@ class Recorder:
         threads = self._threads()
         signature = (self._journal.num_events, [(t["ident"], t["at"]) for t in threads])
         has_moved = signature != self._last
-        self._pause_s = LOOK_AT_MOVING_S if has_moved else LOOK_S
+        longer_s = min(self._pause_s * 1.5, LOOK_AT_MOVING_S)
+        self._pause_s = longer_s if has_moved else LOOK_S
         self._last = signature
         if has_moved:
             self._moved_s = now_s
