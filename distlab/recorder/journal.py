@@ -132,7 +132,7 @@ class Journal:
         self.compare: Callable[[Act], None] | None = None
         self._works: weakref.WeakKeyDictionary[Any, Act] = weakref.WeakKeyDictionary()
         self._num_meetings: dict[str, int] = {}
-        self._wrapper: CodeType | None = None
+        self._wrappers: set[CodeType] = set()
         # By thread: the group in which the next backward() reduces gradients.
         self._reduces: dict[int, Any] = {}
         os.register_at_fork(after_in_child=self._stop)
@@ -189,18 +189,22 @@ class Journal:
                 end(act, result, *args)
             return result
 
-        self._wrapper = getattr(wrapped, "__code__", None)  # that of all of them
+        self._note_wrapper(wrapped)
         setattr(owner, name, wrapped)
         face = sys.modules.get("torch.distributed")  # if torch was imported before us
         if getattr(face, name, None) is own:
             setattr(face, name, wrapped)
+
+    def _note_wrapper(self, function: Any) -> None:
+        """Have errors found that pass through this function; `act` is its call."""
+        self._wrappers.add(function.__code__)
 
     def raised_in(self, error: BaseException) -> Act | None:
         """Return the call that has raised an error, or the error behind it."""
         for one in (error, error.__cause__, error.__context__):
             trace = one.__traceback__ if one is not None else None
             while trace is not None:
-                if trace.tb_frame.f_code is self._wrapper:
+                if trace.tb_frame.f_code in self._wrappers:
                     return cast("Act | None", trace.tb_frame.f_locals.get("act"))
                 trace = trace.tb_next
         return None
@@ -235,6 +239,7 @@ class Journal:
                 if act is not None:
                     act.issued_ns = time.time_ns()
 
+        self._note_wrapper(backward)
         ddp.forward, torch.autograd.backward = forward, backward
         verify = "_verify_params_across_processes"
         self._wrap(torch.distributed, verify, self._verify, _verified)

@@ -40,6 +40,7 @@ _TOGETHER_S = 1.0
 _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
 _LAST_WORD_S = 1.5
+_FAILED = {"state": "failed", "retired": False}  # in the flight recorder's terms
 Judge = Callable[[Any, int], Callable[[], object]]
 """From the job's store and number of ranks to a function that looks at the posts."""
 _WAITING = ("autograd/", "distributed/", "nn/parallel/", "_ops.py", "futures/")
@@ -298,16 +299,20 @@ class Recorder:
         under_way = [e for e in entries[:-KEPT] if not _is_over(e)]
         entries = [e for e in [*under_way, *entries[-KEPT:]] if not e["is_p2p"]]
         acts = list(self._journal.calls)
+        newest_of_failed: dict[str, Any] = {}
         for entry in entries:
             act = _act_of(entry, acts)
+            if act is not None and act.failed:
+                newest_of_failed = entry
             if act is not None and act.kind != BACKWARD:  # which makes several
                 if act.failed:
-                    entry |= {"state": "failed", "retired": False}
+                    entry |= _FAILED
                 act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
             if act is not None and act.place:
                 file, line = act.place
                 entry["frames"] = [{"filename": file, "line": line, "name": ""}]
+        newest_of_failed |= newest_of_failed and _FAILED
         with contextlib.suppress(Exception):  # torch's own table may have moved
             self._journal.learn_groups()
         groups = {

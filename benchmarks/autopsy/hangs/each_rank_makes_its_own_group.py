@@ -17,7 +17,7 @@ members = [0, 1] if rank < 2 else [2, 3]
 group = dist.new_group(members)  # HERE 0,1,2,3: new_group
 number = torch.tensor(float(rank))
 numbers = [torch.zeros(()) for _ in range(2)]
-dist.all_gather(numbers, number, group=group)  # HERE 2,3: all_gather
+dist.all_gather(numbers, number, group=group)  # HERE 0,1,2,3: all_gather
 print(rank, numbers)
-dist.barrier()  # HERE 0,1: barrier
+dist.barrier()  # HERE 0,1,2,3: barrier
 dist.destroy_process_group()
