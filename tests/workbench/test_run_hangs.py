@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from distlab.comm import ANY
@@ -583,6 +584,34 @@ def test_a_rank_stays_in_the_call_whose_error_ends_it(
     assert seen == ([["monitored_barrier"]] if stays else [])
     assert [act.failed for act in journal.meetings] == [stays]
     assert not any(journal.seats.values())
+
+
+def test_an_error_of_backward_is_that_of_ddps_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch.autograd, "backward", fails)
+    verify = "_verify_params_across_processes"
+    monkeypatch.setattr(torch.distributed, verify, getattr(torch.distributed, verify))
+    ddp = SimpleNamespace(
+        require_backward_grad_sync=True,
+        process_group=SimpleNamespace(group_name=WORLD),
+        _join_config=SimpleNamespace(enable=False),
+    )
+    module = SimpleNamespace(
+        DistributedDataParallel=SimpleNamespace(forward=lambda _: None)
+    )
+    journal = Journal()
+    journal.groups[WORLD] = GROUPS[WORLD]
+    journal.attach_ddp(module)
+    module.DistributedDataParallel.forward(ddp)
+    with pytest.raises(RuntimeError) as error:
+        torch.autograd.backward(())
+    act = journal.raised_in(error.value)
+    assert act is not None
+    assert (act.op, act.group) == ("backward", WORLD)
 
 
 def test_an_error_of_the_script_itself_is_not_a_calls() -> None:
