@@ -72,6 +72,19 @@ def refused(rank: int, step: int) -> Change:
     return change
 
 
+def refused_first(rank: int, step: int) -> Change:
+    """A checkpoint turns out to be torn before the others do."""
+
+    def change(run: RecordedRun) -> RecordedRun:
+        kinds = [event.kind for event in run.events]
+        place = kinds.index(given.REFUSED)
+        event = run.events[place]._replace(rank=rank, step=step, text="torn")
+        events = [*run.events[:place], event, *run.events[place:]]
+        return RecordedRun(run.reports, events)
+
+    return change
+
+
 def saved(step: int) -> Change:
     """A checkpoint was written after this step, too."""
 
@@ -308,6 +321,12 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a nan, and the checkpoint before it is torn", "nan", 20, (refused(2, 5),)),
         ("a slow rank, and a torn checkpoint", "torn", 7, (_SLOW,)),
         ("two torn checkpoints", "torn", 12, (refused(1, 10),)),
+        (
+            "three torn checkpoints; the newest is the second in the log",
+            "torn",
+            17,
+            (refused_first(1, 10), refused(2, 5)),
+        ),
         ("frozen, and a torn checkpoint", _F, 6, (refused(0, 10),)),
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,6 @@ from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     Row,
     files_of_step,
-    listed,
     meta_of,
     same_tensor,
     tensors_of,
@@ -24,10 +24,12 @@ from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
 from distlab.sim import SimDisk
 
 TASK = "fault_tolerance.load"
 NEW, OLD, SIZE = 100, 10, 3
+WIDE, NUM_WIDE = 300, 12  # as text, rank 10 comes before rank 2
 AS_TEXT = 9  # the newest step, where steps are compared as text
 NUM_FLIPS = 120
 _opened: list[str] = []
@@ -44,9 +46,10 @@ def _spring() -> dict[str, Any]:
     return {}
 
 
-Case = tuple[str, dict[str, bytes], int | None, str]
+Case = tuple[str, dict[str, bytes], int | None, tuple[str, ...]]
 """What it is; the files; the step to be loaded (None: no checkpoint is complete, and
--1: there is none); and the file that must be named as refused."""
+-1: there is none); and the files that must be named as refused: one for each
+newer step, the newest first."""
 
 
 def base(seed: int) -> dict[str, bytes]:
@@ -64,10 +67,13 @@ def cases(seed: int) -> Iterator[Case]:
     shards = [name for name in files_of_step(NEW, SIZE, seed) if name != manifest]
     alone = {n: data for n, data in files_of_step(200, 2, seed).items() if "rank" in n}
     foreign = {"notes.txt": b"hello", "model.pt": pickle.dumps(_Trap())}
-    yield "three checkpoints", files, NEW, ""
-    yield "shards of step 200 without a manifest", files | alone, NEW, ""
-    yield "files of other programs", files | foreign, NEW, ""
-    yield "temporary files", files | {"step-200.json.tmp": files[manifest]}, NEW, ""
+    yield "three checkpoints", files, NEW, ()
+    wide = files_of_step(WIDE, NUM_WIDE, seed)
+    yield f"step {WIDE} of {NUM_WIDE} ranks", files | wide, WIDE, ()
+    yield from _damaged(files)
+    yield "shards of step 200 without a manifest", files | alone, NEW, ()
+    yield "files of other programs", files | foreign, NEW, ()
+    yield "temporary files", files | {"step-200.json.tmp": files[manifest]}, NEW, ()
     for name in (shards[0], shards[-1], manifest):
         data = files[name]
         middle = len(data) // 2
@@ -75,38 +81,70 @@ def cases(seed: int) -> Iterator[Case]:
             f'the last byte of "{name}" is missing',
             _with(files, name, data[:-1]),
             OLD,
-            name,
+            (name,),
         )
         yield (
             f'half of "{name}" is missing',
             _with(files, name, data[:middle]),
             OLD,
-            name,
+            (name,),
         )
-        yield f'"{name}" is empty', _with(files, name, b""), OLD, name
-        yield f'"{name}" has a byte more', _with(files, name, data + b"\n"), OLD, name
+        yield f'"{name}" is empty', _with(files, name, b""), OLD, (name,)
+        yield (
+            f'"{name}" has a byte more',
+            _with(files, name, data + b"\n"),
+            OLD,
+            (name,),
+        )
         yield (
             f'"{name}" is a pickle',
             _with(files, name, pickle.dumps(_Trap())),
             OLD,
-            name,
+            (name,),
         )
     gone = {n: data for n, data in files.items() if n != shards[1]}
-    yield f'"{shards[1]}" is not there', gone, OLD, shards[1]
+    yield f'"{shards[1]}" is not there', gone, OLD, (shards[1],)
     swapped = files | {shards[0]: files[shards[2]], shards[2]: files[shards[0]]}
-    yield "two ranks' shards have each other's bytes", swapped, OLD, shards[0]
+    yield "two ranks' shards have each other's bytes", swapped, OLD, (shards[0],)
     other = _with(files, manifest, files[given.manifest_name(OLD)])
-    yield f'"{manifest}" is a copy of step {OLD}\'s', other, OLD, manifest
+    yield f'"{manifest}" is a copy of step {OLD}\'s', other, OLD, (manifest,)
     yield (
         "a manifest names a pickle, with its SHA-256",
         _of_pickle(files),
         OLD,
-        ".rank-0.",
+        (".rank-0.",),
     )
-    yield "an empty disk", {}, -1, ""
-    yield "shards without a manifest, and foreign files", alone | foreign, -1, ""
+    yield "an empty disk", {}, -1, ()
+    yield "shards without a manifest, and foreign files", alone | foreign, -1, ()
     torn = {n: data[:-1] if ".json" in n else data for n, data in files.items()}
-    yield "all manifests are torn", torn, None, manifest
+    yield "all manifests are torn", torn, None, (manifest,)
+
+
+def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
+    """An older checkpoint is damaged, which isn't tried; or the two newest are."""
+    new, old, oldest = (_first_shard(files, step) for step in (NEW, OLD, 8))
+    what = f'the last byte of "{old}" is missing'
+    yield what, _cut(files, old), NEW, ()
+    yield f"{what}, and that of {_quoted(oldest)}", _cut(files, old, oldest), NEW, ()
+    yield (
+        f"{what}, and that of {_quoted(new)}",
+        _cut(files, old, new),
+        AS_TEXT,
+        (new, old),
+    )
+
+
+def _first_shard(files: dict[str, bytes], step: int) -> str:
+    manifest = given.decode_manifest(files[given.manifest_name(step)])
+    return manifest.files[0].name
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _cut(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
+    return files | {name: files[name][:-1] for name in names}
 
 
 def flips(seed: int) -> Iterator[Case]:
@@ -119,7 +157,7 @@ def flips(seed: int) -> Iterator[Case]:
         at, bit = drawing.randrange(len(data)), drawing.randrange(8)
         data[at] ^= 1 << bit
         what = f'bit {bit} of byte {at} of "{name}" is flipped'
-        yield what, _with(files, name, bytes(data)), OLD, name
+        yield what, _with(files, name, bytes(data)), OLD, (name,)
 
 
 def _with(files: dict[str, bytes], name: str, data: bytes) -> dict[str, bytes]:
@@ -136,8 +174,7 @@ def _of_pickle(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def load_cases(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """What load makes of each case."""
-    found = [_loaded(unit, files, seed) for _, files, _, _ in cases(seed)]
-    return found + [_loaded(unit, files, seed) for _, files, _, _ in flips(seed)]
+    return [_loaded(unit, files, seed) for _, files, _, _ in _every(seed)]
 
 
 def _loaded(unit: ModuleType, files: dict[str, bytes], seed: int) -> dict[str, Any]:
@@ -159,7 +196,7 @@ def _loaded(unit: ModuleType, files: dict[str, bytes], seed: int) -> dict[str, A
 
 def _difference(loaded: Any, seed: int) -> str:
     """What of the shards is not what was saved."""
-    size = SIZE if loaded.step == NEW else 2
+    size = {NEW: SIZE, WIDE: NUM_WIDE}.get(loaded.step, 2)
     if len(loaded.shards) != size:
         return f"it has {len(loaded.shards)} shards, and {size} ranks saved it"
     for rank, shard in enumerate(loaded.shards):
@@ -174,17 +211,23 @@ def _difference(loaded: Any, seed: int) -> str:
     return ""
 
 
+@lru_cache(maxsize=2)
+def _every(seed: int) -> tuple[Case, ...]:
+    return (*cases(seed), *flips(seed))
+
+
 def judged(runs: Runs) -> list[tuple[Case, dict[str, Any]]]:
     """Each case with what load made of it."""
-    every = [*cases(runs.seed), *flips(runs.seed)]
-    return list(zip(every, worked_out(runs, load_cases).values[0], strict=True))
+    return list(
+        zip(_every(runs.seed), worked_out(runs, load_cases).values[0], strict=True)
+    )
 
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(load_cases)])
 def the_newest_complete(runs: Runs) -> str | None:
     """The step that is loaded, and its shards; the disk is only read."""
     for case, record in judged(runs):
-        what, _, step, name = case
+        what, _, step, names = case
         if record["opened"]:
             raise NotYetError(
                 f"{what}: load has unpickled it, and code in it was executed",
@@ -195,12 +238,15 @@ def the_newest_complete(runs: Runs) -> str | None:
             call = record["changes"][0]
             raise NotYetError(f"{what}: load calls disk.{call[1]}: it must only read")
         if step is not None and step >= 0:
-            _expect_step(what, step, name, record)
+            _expect_step(what, step, names, record)
     return f"{NUM_FLIPS} flipped bits; truncated, empty, swapped and foreign files"
 
 
-def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> None:
+def _expect_step(
+    what: str, step: int, names: tuple[str, ...], record: dict[str, Any]
+) -> None:
     got, setting = record["step"], f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
+    name = names[0] if names else ""
     if got is None:
         raise NotYetError(
             f"{setting}: load raises {record['raised']} ({record['refused'][0]}), "
@@ -233,32 +279,57 @@ def _expect_step(what: str, step: int, name: str, record: dict[str, Any]) -> Non
 @clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
 def what_was_refused(runs: Runs) -> str | None:
     """One line for each refused checkpoint, with the name of the file."""
-    for (what, _, step, name), record in judged(runs):
+    for (what, _, step, names), record in judged(runs):
         if step is None or step < 0:
             continue
-        lines, wanted = record["refused"], 1 if name else 0
-        setting = f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
-        if len(lines) != wanted:
+        lines, setting = record["refused"], f"{what}, and load returns step {step}"
+        if len(lines) > len(names):
+            older = not any(name in lines[-1] for name in names)
             raise NotYetError(
-                f"{setting}: `refused` has {len(lines)} lines, expected {wanted}: "
-                f"{listed(lines)}"
+                f"{setting}: `refused` has {len(lines)} lines, expected {len(names)}",
+                rule=f"one line for each step above {step}, none for an older one"
+                if older
+                else "",
+                evidence=_lines(lines),
             )
-        if name and (name not in lines[0] or "\n" in lines[0]):
+        if len(lines) < len(names):
             raise NotYetError(
-                f'{setting}: `refused` has "{lines[0]}", expected one line that '
-                f'names "{name}"'
+                f"{setting}: `refused` has {len(lines)} lines, expected {len(names)}: "
+                f'"{names[len(lines)]}" was refused as well',
+                evidence=_lines(lines),
             )
-        if name and len(lines[0]) < len(name) + 8:
-            raise NotYetError(
-                f'{setting}: `refused` has "{lines[0]}", which does not say why'
-            )
+        for line, name in _pairs(lines, names):
+            if name not in line or "\n" in line:
+                raise NotYetError(
+                    f'{setting}: `refused` has "{line}", expected one line that '
+                    f'names "{name}"'
+                )
+            if len(line) < len(name) + 8:
+                raise NotYetError(
+                    f'{setting}: `refused` has "{line}", which does not say why'
+                )
     return None
+
+
+def _lines(lines: list[str]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(NOBODY, "refused", line) for line in lines)
+
+
+def _pairs(lines: list[str], names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each file with its line: they may be in any order."""
+    left = list(lines)
+    pairs = []
+    for name in names:
+        line = next((line for line in left if name in line), left[0])
+        left.remove(line)
+        pairs.append((line, name))
+    return pairs
 
 
 @clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
 def none_or_an_error(runs: Runs) -> str | None:
     """No checkpoint at all, and none that is complete."""
-    for (what, _, step, name), record in judged(runs):
+    for (what, _, step, names), record in judged(runs):
         if step == -1 and (record["raised"] or record["step"] != -1):
             got = record["raised"] or f"step {record['step']}"
             raise NotYetError(f"{what}: load gives {got}, expected None")
@@ -271,9 +342,9 @@ def none_or_an_error(runs: Runs) -> str | None:
                 if record["raised"]
                 else "None only if there is no manifest at all",
             )
-        if step is None and name not in record["refused"][0]:
+        if step is None and names[0] not in record["refused"][0]:
             raise NotYetError(
                 f'{what}: the CheckpointError says "{record["refused"][0]}", '
-                f'which does not name "{name}"'
+                f'which does not name "{names[0]}"'
             )
     return None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from distlab.comm import Disk, DiskError
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
@@ -213,6 +215,26 @@ def save_in_group(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 
 GROUP = on_ranks(save_in_group)
+NUM_WIDE = 12  # as text, rank 10 comes before rank 2
+
+
+def save_wide(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """So many ranks save once that their names have another order than they."""
+    disk, step = SimDisk(), STEPS[-1]
+
+    def program(context: RankContext) -> None:
+        own = RankDisk(disk, context, [])
+        tensors = {"weight": torch.tensor([context.rank])}
+        unit.save(context.comm, own, step, tensors, {})
+
+    _, end = play_on_disk(program, NUM_WIDE)
+    return {"end": end, "flaw": flaw_of(disk.files, step), "wrong": []} | {
+        "names": disk.names(),
+        "order": _order_in(disk.files),
+    }
+
+
+WIDE = on_ranks(save_wide)
 
 
 def _expect_group(runs: Runs) -> None:
@@ -231,7 +253,7 @@ def _expect_group(runs: Runs) -> None:
         )
 
 
-@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[*PLAYED, GROUP])
+@clause(TASK, "C2", worlds=(1,), plays=SIZES, runs=[*PLAYED, GROUP, WIDE])
 def the_manifest_comes_last(runs: Runs) -> str | None:
     """The files at the end; and when each shard and the manifest were written."""
     for size in SIZES:
@@ -242,6 +264,9 @@ def the_manifest_comes_last(runs: Runs) -> str | None:
             _expect_returns(record, size, setting)
             _expect_files(record, size, setting)
     _expect_group(runs)
+    record, setting = worked_out(runs, WIDE).values[0], f"{NUM_WIDE} ranks"
+    expect_end(record["end"], setting)
+    _expect_files(record, NUM_WIDE, setting)
     return "a rank without a tensor, tied, empty and bfloat16 tensors, a step twice"
 
 
@@ -347,9 +372,22 @@ def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
         )
     ranks = [int(name.split(".rank-")[1].split(".")[0]) for name in record["order"]]
     if ranks != list(range(size)):
+        listed_at = next(
+            (place for place, rank in enumerate(ranks) if rank != place), len(ranks)
+        )
+        as_text = ranks == sorted(range(size), key=str)
         raise NotYetError(
-            f"{setting}: the manifest of step {step} names the shards of ranks "
-            f"{', '.join(map(str, ranks))}, expected those of 0 … {size - 1}, in order",
+            f"{setting}: the manifest of step {step} has "
+            + (
+                f"rank {ranks[listed_at]}'s shard in place {listed_at}"
+                if listed_at < len(ranks)
+                else f"{len(ranks)} shards"
+            )
+            + f", expected those of ranks 0 … {size - 1} in order"
+            + "; their names were sorted as text" * as_text,
+            rule="keep the order of the ranks, in which exchange returns the records"
+            if as_text
+            else "",
             played=size,
         )
     if record["wrong"]:

@@ -27,6 +27,19 @@ RECORDED = {"run_1": "partial", "run_2": "late", "run_3": "hidden"}
 WORDS = ("hidden", "partial", "late", "blocking")
 
 
+# By word: exactly 20 %, and the nearest on the other side, in quarters.
+AT_LIMITS = [
+    ("hidden", Spans([(0.0, 10.0)], [(0.0, 8.0)])),
+    ("partial", Spans([(0.0, 10.0)], [(0.0, 7.75)])),
+    ("partial", Spans([(0.0, 10.0)], [(8.0, 40.0)])),
+    ("blocking", Spans([(0.0, 10.0)], [(8.25, 40.0)])),
+    ("partial", Spans([(8.0, 40.0)], [(0.0, 10.0)])),
+    ("late", Spans([(8.25, 40.0)], [(0.0, 10.0)])),
+    ("late", Spans([(8.0, 8.5), (20.0, 60.0)], [(0.0, 10.0)])),
+    ("blocking", Spans([(7.75, 8.25), (20.0, 60.0)], [(0.0, 10.0)])),
+]
+
+
 def backwards(seed: int) -> list[tuple[str, Spans]]:
     """A backward() of some layers for each cause, and variants of it."""
     draw = random.Random(seed + 9)
@@ -75,6 +88,7 @@ def turned(seed: int) -> list[tuple[str, Spans]]:
         ("late", Spans([(90, 95), (120, 200)], [(0, 100)])),
         ("late", Spans([(80, 85), (200, 300)], [(0, 80), *after])),
         ("blocking", Spans([(75, 76), (200, 300)], [*before, (76, 101)])),
+        *AT_LIMITS,
     ]
 
 
