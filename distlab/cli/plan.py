@@ -25,6 +25,7 @@ from distlab.plan.plans import (
     Ranking,
     goodput_of,
     parse_fixed,
+    problem_of,
     ranked,
     recovery_of,
     shares_of,
@@ -400,9 +401,10 @@ def _value(value: float, unit: str) -> str:
 
 def _nothing_fits(request: Request, ranking: Ranking) -> Lines:
     if ranking.smallest is None:
-        text = "there is no valid layout for this batch and these GPUs"
-        if request.fixed:
-            text += " with the values that --layout fixes"
+        other = "--layout" if request.fixed else "number of GPUs, or --global-batch"
+        problem = problem_of(request.question, request.fixed)
+        example = f"; for example, {problem}" if problem else ""
+        text = f"no layout is valid{example}. Choose another {other}"
     else:
         memory = ranking.smallest.memory.total_bytes
         text = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil, isfinite
 from types import ModuleType
 
@@ -124,6 +124,20 @@ def ranked(unit: ModuleType, question: Question, fixed: Fixed | None = None) -> 
         num_fitting=num_fitting,
         smallest=plan_of(unit, question, least[1]) if least else None,
     )
+
+
+def problem_of(question: Question, fixed: Fixed | None = None) -> str:
+    """Return why a layout with these fields can't train on these GPUs, or "".
+
+    Degrees that aren't fixed are 1, except for the data ranks, which get the remaining
+    GPUs.
+    """
+    layout = Layout(**(fixed or {}))  # type: ignore[arg-type]
+    if question.num_gpus % layout.num_gpus:
+        return f"{layout.num_gpus:,} ranks do not divide {question.num_gpus:,} GPUs"
+    remaining = question.num_gpus // layout.num_gpus
+    layout = replace(layout, data=layout.data * remaining)
+    return layout.problem(question.model, question.batch)
 
 
 def recovery_of(question: Question) -> Recovery:

@@ -179,6 +179,22 @@ def test_nothing_fits_is_a_failure_that_says_how_much_is_needed(
     assert data["asserts"] == {"fits": False, "mfu > 0": False}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "layout", "why"),
+    [
+        (8, "tensor=7", "7 ranks do not divide 8 GPUs"),
+        (7, "tensor=7", "7 tensor ranks do not divide"),
+        (776, "", "776 does not divide 512 sequences"),
+        (8, "data=8,context=2", "16 ranks do not divide 8 GPUs"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_a_failure_with_its_reason(
+    capsys: Capture, gpus: int, layout: str, why: str
+) -> None:
+    assert plan("llama-70b", num_gpus=gpus, layout=layout) == 1
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
 def test_days_hours_and_price_come_from_the_step(capsys: Capture) -> None:
     _, data = planned(capsys, "llama-8b", tokens="1T", price=2.0, **SMALL)
     best = data["best"]
