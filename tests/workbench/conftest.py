@@ -28,17 +28,25 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def small_heap() -> Iterator[None]:
-    """Exclude everything imported so far from garbage collection, for this module.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while thousands of tests are made, none of which is any."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
-    An engine collects garbage when it closes, and searching torch's own objects takes
-    three quarters of a small training. The ablation finds functions by that search.
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """Exclude everything older than this module from garbage collection.
+
+    A worker holds thousands of tests and all of torch. Searching them takes three
+    quarters of a small training, because an engine collects garbage when it closes.
     """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from distlab.runner import Cluster
 from tests.workbench.judging import CURRICULUM, ROOT, catalogue
 
 BY_ID = catalogue()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_heap(small_heap: None) -> None:
+    """The ablation finds functions among all objects, which frozen ones aren't."""
+    gc.unfreeze()
+
+
 CHECK = """
 def check(run, runs):
     expect_values(run)

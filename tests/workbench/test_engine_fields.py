@@ -23,8 +23,6 @@ from distlab.runner import Cluster, RankContext
 from tests.workbench.engine_effects import EFFECTS
 from tests.workbench.engine_probes import Net, loader
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:

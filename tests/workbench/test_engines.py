@@ -47,8 +47,6 @@ from distlab.engines.torch_engine import (
 from distlab.engines.worker import has_stalled
 from distlab.engines.worker import train as train_job
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_gpu": 4}, "no field 'num_gpu'; did you mean 'num_gpus'"),
     (

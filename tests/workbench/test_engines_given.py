@@ -40,8 +40,6 @@ from distlab.engines.loaders import Batches, read_loader
 from distlab.engines.start import take_part
 from distlab.runner import Cluster, RankContext
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 NUM_SAMPLES, RATE = 9, 0.5  # the second batch has 1: rank 1 of 2 gets none
 IGNORED = -100
 cross_entropy = nn.functional.cross_entropy

@@ -30,8 +30,6 @@ from distlab.engines.parallel import Parallel
 from distlab.engines.worker import train
 from tests.workbench.engine_probes import RATE, Net, fit, loader, sgd
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 WAIT_S = 20.0  # for a rank that will not come: the test has failed then
 
 
