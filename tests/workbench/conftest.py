@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from distlab.ranks import new_cluster
 from distlab.runner import Cluster
@@ -47,6 +48,16 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Compute on one thread, as ranks do; the other cores play other tests.
+
+    Two threads that wait for each other cost more than they give: with one, a small
+    training takes half the processor time.
+    """
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -305,7 +305,7 @@ Main = Callable[..., int]
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
+def main(monkeypatch: pytest.MonkeyPatch) -> Main:
     """The command, in this process."""
     for name in ("RANK", "SLURM_PROCID", "DISTLAB_IMPL"):
         monkeypatch.delenv(name, raising=False)
@@ -325,10 +325,7 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
             dist.destroy_process_group()
             forget()
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two that wait for each other cost more than they give
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 def rows_in(folder: Path) -> list[dict[str, float]]:

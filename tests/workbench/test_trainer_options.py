@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def test_every_option_is_tried() -> None:
 def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Run]:
+) -> Run:
     """The command in this process, in a folder that it may write: what it showed."""
     for name in ("RANK", "SLURM_PROCID", "DISTLAB_IMPL"):
         monkeypatch.delenv(name, raising=False)
@@ -141,10 +141,7 @@ def run(
         }
         return code, shown | (_of_job(jobs[-1]) if jobs else {})
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two that wait for each other cost more than they give
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 def _of_job(made: Job) -> Shown:
