@@ -65,8 +65,8 @@ def plan(
     *,
     num_gpus: int,
     cluster: str = "dgx-h100",
-    sequence: int = 0,
-    global_batch: int = 0,
+    sequence: int | None = None,
+    global_batch: int | None = None,
     max_memory: str = "",
     layout: str = "",
     tokens: str = "",
@@ -141,8 +141,8 @@ def _request(
     model: str,
     cluster: str,
     num_gpus: int,
-    sequence: int,
-    global_batch: int,
+    sequence: int | None,
+    global_batch: int | None,
     max_memory: str,
     layout: str,
     tokens: str,
@@ -152,8 +152,10 @@ def _request(
         raise ValueError("name a model, such as llama-70b, or pass a TOML file")
     if not 1 <= num_gpus <= MAX_GPUS:
         raise ValueError(f"--gpus is {num_gpus}: choose between 1 and {MAX_GPUS:,}")
-    if sequence < 0 or global_batch < 0:
-        raise ValueError("--seq and --global-batch must be above 0")
+    if sequence is not None and sequence < 1:
+        raise ValueError(f"--seq is {sequence}, but it must be above 0")
+    if global_batch is not None and global_batch < 1:
+        raise ValueError(f"--global-batch is {global_batch}, but it must be above 0")
     known, place = find_model(model), find_cluster(cluster)
     length = sequence or known.sequence or SEQUENCE
     batch = Batch(

@@ -25,18 +25,18 @@ def plan(
         str, typer.Option("--model", help="The model, if you prefer an option.")
     ] = "",
     sequence: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--seq",
             help="Tokens in a sequence. The default is what the model was trained on.",
         ),
-    ] = 0,
+    ] = None,
     global_batch: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Sequences in a step. The default makes about 4 million tokens."
         ),
-    ] = 0,
+    ] = None,
     max_memory: Annotated[
         str, typer.Option(help="Memory that a GPU may use, such as 70GB.")
     ] = "",

@@ -358,6 +358,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "no GPUs": lambda: plan("llama-8b", num_gpus=0),
     "half a node": lambda: plan("llama-8b", num_gpus=12),
     "a sequence of -1": lambda: plan("llama-8b", num_gpus=8, sequence=-1),
+    "a batch of 0": lambda: plan("llama-8b", num_gpus=8, global_batch=0),
     "memory without a unit": lambda: plan("llama-8b", num_gpus=8, max_memory="3"),
     "unknown part": lambda: plan("llama-8b", num_gpus=8, layout="tensr=8"),
     "odd degree": lambda: plan("llama-8b", num_gpus=8, layout="tensor=two"),
