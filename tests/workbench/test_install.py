@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -398,3 +400,36 @@ def test_what_pip_does_is_read_from_its_lines(golden: Golden) -> None:
         assert said.split()[1] == what
         told.append(said)
     golden("install/activity", "\n".join(told))
+
+
+# ── containers ──────────────────────────────────────────────────────────────────────
+
+
+def test_containers_call_the_set_up_as_it_is() -> None:
+    """Nobody builds them here: this only reads what they would do."""
+    with (install.ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    folder = install.ROOT / ".devcontainer"
+    dev = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
+    settings = dev["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"] == ".venv/bin/python"
+    files = [folder / dev["build"]["dockerfile"], install.ROOT / "Dockerfile"]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    for text in texts:
+        python = re.findall(r"^FROM python:(\d+)\.(\d+)", text, re.M)
+        assert [tuple(map(int, found)) >= install.OLDEST_PYTHON for found in python]
+    commands = "\n".join([dev["postCreateCommand"], *texts])
+    calls = re.findall(r"python -m distlab setup([^\\\n]*)", commands)
+    assert len(calls) == 2
+    for call in calls:
+        options = install._parse(call.split())
+        assert {*options.extras.split(",")} - {""} <= {*extras}
+
+
+def test_the_core_and_the_notebooks_do_without_scikit_learn() -> None:
+    with (install.ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    needs = [*project["dependencies"], *extras["notebook"], *extras["course"]]
+    assert not [need for need in needs if need.startswith(("scikit", "scipy"))]
