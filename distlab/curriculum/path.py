@@ -76,8 +76,8 @@ def following(
 
 
 def is_judged_here(task: Task) -> bool:
-    """Return False if a task needs real ranks, and this machine has simulated ones."""
-    return not task.processes or ranks_kind() == "real"
+    """Return False if a task needs processes, and ours are simulated ranks."""
+    return not task.processes or ranks_kind() != "simulated"
 
 
 def remaining(curriculum: Curriculum, passed: Collection[str]) -> list[Task]:

@@ -100,7 +100,10 @@ def _if_judged_here(
     """What `look_at` gives, unless simulated ranks cannot judge the task."""
     if is_judged_here(task):
         return verdict, ready
-    message = f"this system can't judge it: {task.processes} needs real ranks (Linux)"
+    message = (
+        f"simulated ranks can't judge it: {task.processes} needs real processes. "
+        "Use Linux, or try DISTLAB_RANKS=spawned on macOS"
+    )
     return replace(verdict, status="not_judged", message=message), None
 
 

@@ -3,7 +3,8 @@
 Real ranks are forked from a warm process, which needs Linux. Everywhere else, and if
 the environment says DISTLAB_RANKS=simulated, `new_cluster` returns a cluster that runs
 the same programs on the simulator, in a spawned process, which works on any system.
-Both return the same kind of `Run`, so a judge can't tell which one it reads.
+With DISTLAB_RANKS=spawned, each rank is a spawned process of its own, see spawned.py.
+All of them return the same kind of `Run`, so a judge can't tell which one it reads.
 
     ours (new_cluster)  ── one JSON line per run ─▶  worker: all ranks of a run, as
       SimulatedCluster  ◀─ reports, values, run ──   threads of which one runs at a time
@@ -33,6 +34,10 @@ def new_cluster(*, preload: tuple[str, ...] = ()) -> Cluster:
         from distlab.runner import Cluster
 
         return Cluster(preload=preload)
+    if ranks_kind() == "spawned":
+        from distlab.ranks.spawned import SpawnedCluster
+
+        return SpawnedCluster(preload=preload)
     from distlab.ranks.simulated import SimulatedCluster
 
     return SimulatedCluster(preload=preload)

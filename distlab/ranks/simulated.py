@@ -7,7 +7,6 @@ import contextlib
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distlab.ranks.apart import NotHereError, apart, end
 from distlab.ranks.lines import GRACE_S, PLACE, STACKS
 from distlab.runner import surroundings
 from distlab.runner.cluster import BOOT, START_LIMIT_S, Cluster
@@ -38,10 +38,6 @@ _ASK_S = 0.1
 _PATIENCE = 2  # all ranks together may take this many times as long as real ones
 _UNCAUGHT = 1 << 8  # exit status of a Python that failed with an exception
 _KILL_S = 2.0  # that a worker gets to end itself after the grace is over
-
-
-class NotHereError(RunnerError):
-    """A program needs a real process, which simulated ranks don't have."""
 
 
 class SimulatedCluster(Cluster):
@@ -157,7 +153,7 @@ class _Worker:
             stderr=self._errors,
             cwd=self.folder,
             env={**surroundings.of_zygote(os.environ), "PYTHONUTF8": "1"},
-            **_apart(),
+            **apart(),
         )
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -209,16 +205,8 @@ class _Worker:
         return record
 
     def end(self) -> int:
-        """End the process, and return its exit status as waitpid gives it."""
-        try:
-            code = self._process.wait(timeout=0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if hasattr(os, "killpg"):  # what ranks have forked is in the worker's group
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        return -code if code < 0 else (code & 0xFF) << 8
+        """End the process and what ranks have forked; return its exit status."""
+        return end(self._process)
 
     def close(self) -> None:
         """End the process and remove its folder."""
@@ -227,8 +215,8 @@ class _Worker:
         self.end()
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # A process that a rank forked may keep this pipe open, and us waiting.
-        self._reader.join(timeout=_ASK_S)
+        # A process that a rank forked may keep this pipe open, until it has ended.
+        self._reader.join(timeout=_KILL_S)
         if not self._reader.is_alive():
             self._process.stdout.close()
         self._errors.close()
@@ -246,13 +234,6 @@ class _Worker:
         said = (self.folder / "errors").read_text(encoding="utf-8", errors="replace")
         last = said.strip().splitlines()[-1] if said.strip() else "it said nothing"
         return RunnerError(f"the process that simulates ranks could not run: {last}")
-
-
-def _apart() -> dict[str, Any]:
-    """Return arguments for Popen that keep Ctrl-C in the terminal from the worker."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 class _Played:

@@ -127,7 +127,7 @@ class Cluster:
             RunnerError: the ranks could not be started.
             RunCancelledError: `is_unwanted` said so.
         """
-        _check_world_size(world_size)
+        check_world_size(world_size)
         self.start(wait=False)
         from distlab.runner.store_keeper import STORE, keep_store
         from distlab.runner.supervisor import Supervisor  # imports torch, as the zygote
@@ -349,7 +349,8 @@ def _expect_one_thread(told: dict[str, Any]) -> None:
         raise RunnerError(f"{text}: of what it imported, something starts a thread")
 
 
-def _check_world_size(world_size: int) -> None:
+def check_world_size(world_size: int) -> None:
+    """Raise ValueError unless a run can have this many ranks."""
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(
             f"{world_size} ranks: choose between 1 and {MAX_RANKS} real processes"

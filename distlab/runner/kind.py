@@ -1,12 +1,19 @@
-"""Which ranks this machine can have: real processes, or only simulated ones."""
+"""Which ranks this machine can have: real processes, or only simulated ones.
+
+    real        processes that we fork from a warm one, on Linux
+    spawned     processes that we spawn, where we can't fork, such as on macOS
+    simulated   threads in virtual time, on any system
+
+These are the values of DISTLAB_RANKS.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Literal
+from typing import Literal, get_args
 
-RanksKind = Literal["real", "simulated"]
+RanksKind = Literal["real", "spawned", "simulated"]
 VARIABLE = "DISTLAB_RANKS"
 
 
@@ -19,12 +26,12 @@ def ranks_kind() -> RanksKind:
         ValueError: the environment asks for ranks that don't exist.
     """
     asked = os.environ.get(VARIABLE, "")
-    if asked == "real":
-        return "real"
-    if asked == "simulated":
-        return "simulated"
+    for kind in get_args(RanksKind):
+        if asked == kind:
+            return kind  # type: ignore[no-any-return]
     if asked:
-        raise ValueError(f'{VARIABLE} is {asked!r}: set it to "real" or "simulated"')
+        kinds = ", ".join(get_args(RanksKind))
+        raise ValueError(f"{VARIABLE} is {asked!r}: set it to one of {kinds}")
     return "real" if can_be_real() else "simulated"
 
 

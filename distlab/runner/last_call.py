@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 from distlab.comm import Event
+from distlab.runner import stacks
 
 _FORM = struct.Struct("<Qd24s")  # the call's number, when it began, its name
 
@@ -43,11 +44,11 @@ def read_call(path: Path, at: tuple[str, int] | None) -> Event | None:
     `at` is the file and line that it was made in.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | stacks.NOT_WAITING)
     except OSError:
         return None
     try:
-        data = os.pread(descriptor, _FORM.size, 0)
+        data = os.read(descriptor, _FORM.size)
     except OSError:
         return None
     finally:

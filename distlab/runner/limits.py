@@ -47,7 +47,10 @@ def _data_limit(extra_bytes: int) -> int:
 
 def cap_files() -> None:
     """Have this process write no file larger than 1 GiB: nobody's disk is endless."""
-    import resource
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
 
     _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = GIB if hard == resource.RLIM_INFINITY else min(GIB, hard)

@@ -7,7 +7,6 @@ out one after another, each as soon as it can be: a restart waits for the death.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 from collections import deque
@@ -49,9 +48,9 @@ class Orders:
     def __init__(self, names: Sequence[str], may_die: frozenset[int]) -> None:
         self.names, self.may_die = list(names), may_die
         self._waiting: deque[Order] = deque()
-        self._read, self._wake = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._wake, False)
+        self._read, self._wake = socket.socketpair()
+        self._read.setblocking(False)
+        self._wake.setblocking(False)
 
     def give(self, kind: Kind, who: int | str) -> None:
         """Have it done; returns at once.
@@ -64,11 +63,11 @@ class Orders:
             raise ValueError(f"{self.names[number]} was not named in may_die")
         self._waiting.append(Order(kind, number))
         with contextlib.suppress(BlockingIOError):  # it has been woken already
-            os.write(self._wake, b"x")
+            self._wake.send(b"x")
 
     def fileno(self) -> int:
         """Readable once there is an order."""
-        return self._read
+        return self._read.fileno()
 
     def first(self) -> Order | None:
         """The next one to carry out."""
@@ -81,12 +80,12 @@ class Orders:
     def quiet(self) -> None:
         """Take back the alarm."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            self._read.recv(4096)
 
     def close(self) -> None:
         """Take no more orders."""
-        os.close(self._read)
-        os.close(self._wake)
+        self._read.close()
+        self._wake.close()
 
 
 class Hands:

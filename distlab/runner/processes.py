@@ -31,7 +31,9 @@ def die_with_parent() -> bool:
 
 
 def descendants(pid: int, *, dead_too: bool = False) -> list[int]:
-    """The processes below `pid`, children before grandchildren; Linux only.
+    """The processes below `pid`, children before grandchildren.
+
+    Only Linux tells us, so elsewhere we find none.
 
     A process whose main thread has ended counts as dead (a zombie) while its other
     threads still end, and only then does it hand its children on: so the way down to
@@ -39,7 +41,7 @@ def descendants(pid: int, *, dead_too: bool = False) -> list[int]:
     """
     children: dict[int, list[int]] = {}
     dead: set[int] = set()
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         if not entry.name.isdigit():
             continue
         state, parent = _state_and_parent(entry)
@@ -122,6 +124,8 @@ def end_sessions(leaders: set[int]) -> None:
 
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that process `pid` has used; 0 where unknown."""
+    if not sys.platform.startswith("linux"):
+        return 0.0
     try:
         return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), on Linux
     except (OSError, OverflowError):

@@ -58,14 +58,17 @@ def live(
     job: dict[str, Any],
     rank: int,
     control: socket.socket,
-    output: int,
+    output: int | None,
     listener: socket.socket,
 ) -> NoReturn:
-    """Run `job` as `rank` in this freshly forked process; never returns."""
+    """Run `job` as `rank` in this new process; never returns.
+
+    `output` is what a forked process prints to; a spawned one has it already.
+    """
     folder, pid, code = Path(job["folder"]), os.getpid(), 0
     try:
         try:
-            settle_in(folder, rank, f"rank{rank}", output)
+            settle_in(folder, rank, f"rank{rank}", output, job["seconds"])
             line = encode(_work(job, rank, folder, control, listener))
         except BaseException as error:
             line = encode_failure(error)
@@ -99,17 +102,20 @@ def resolve(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
-def settle_in(folder: Path, number: int, home: str, output: int) -> None:
+def settle_in(
+    folder: Path, number: int, home: str, output: int | None, limit_s: float
+) -> None:
     """Make this process one of its own: its session, output, stack file and folder."""
-    os.setsid()
-    die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    if output is not None:
+        os.setsid()
+        die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
     sys.stdout = _printed_to(1)
     sys.stderr = _printed_to(2)
-    stacks.write_to(folder / f"stack{number}")
+    stacks.write_to(folder / f"stack{number}", limit_s)
     (folder / home).mkdir(exist_ok=True)  # who is started again finds its files
     # Files that a rank writes by accident land here, and go with the run.
     os.chdir(folder / home)
@@ -150,7 +156,7 @@ def _work(
         report=lambda value: tell({"k": "report", "value": value}),
         store=store,
         endpoint=endpoint,
-        disk=disk_here(),
+        disk=disk_here() if hasattr(os, "O_DIRECTORY") else None,  # not on Windows
     )
     program = resolve(job["program"])
     cap_memory(job["memory_bytes"])

@@ -37,7 +37,8 @@ def live(
     try:
         try:
             service = job["services"][number - job["world_size"]]
-            settle_in(Path(job["folder"]), number, f"service{number}", output)
+            folder, home = Path(job["folder"]), f"service{number}"
+            settle_in(folder, number, home, output, job["seconds"])
             _serve(job, service, control, listener)
         except BaseException as error:
             say(control, encode_failure(error))

@@ -12,19 +12,27 @@ from pathlib import Path
 _MOST_BYTES = 1 << 16  # Python writes at most 100 frames
 _FRAME = re.compile(r'File "(.+)", line (\d{1,9})\b')
 # Windows has no pipes and no links in the place of a file that we would have to fear.
-_NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KEPT_OPEN: list[object] = []
 
 
-def write_to(path: Path) -> None:
-    """From now on this process writes its stack there: at SIGUSR1, and when it crashes.
+ASKS_FOR_STACK: int | None = getattr(signal, "SIGUSR1", None)
+"""The signal at which a process writes its stack, on a system that has it."""
+
+
+def write_to(path: Path, limit_s: float) -> None:
+    """From now on this process writes its stack there: when asked, or if it crashes.
 
     Of the thread concerned only: a thread of the transport that ends the process has
-    no place in the program.
+    no place in the program. Where no signal can ask, it writes the stacks of all its
+    threads after `limit_s` seconds.
     """
     file = path.open("w", encoding="utf-8")
     _KEPT_OPEN.append(file)
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    if ASKS_FOR_STACK is not None:
+        faulthandler.register(ASKS_FOR_STACK, file=file, all_threads=False)
+    else:
+        faulthandler.dump_traceback_later(limit_s, file=file)
     faulthandler.enable(file=file, all_threads=False)
 
 
@@ -35,7 +43,7 @@ def read_from(path: Path) -> tuple[tuple[str, int], ...]:
     followed, and a file without end not read to it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NOT_WAITING)
+        descriptor = os.open(path, os.O_RDONLY | NOT_WAITING)
     except OSError:
         return ()
     try:

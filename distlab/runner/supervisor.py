@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -359,8 +358,9 @@ class Supervisor:
         for rank in alive:
             if self._records[rank].pid:
                 self._records[rank].stopped = is_stopped(self._records[rank].pid)
-                with contextlib.suppress(ProcessLookupError):  # it died just now
-                    os.kill(self._records[rank].pid, signal.SIGUSR1)
+                if stacks.ASKS_FOR_STACK is not None:
+                    with contextlib.suppress(ProcessLookupError):  # it died just now
+                        os.kill(self._records[rank].pid, stacks.ASKS_FOR_STACK)
         time.sleep(STACKS_S)
         for rank in alive:
             self._read_stack(rank)

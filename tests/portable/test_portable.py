@@ -88,6 +88,20 @@ def test_a_learners_way_to_a_pass(course: Course) -> None:
     assert course.progress()["collectives.exchange"]["passed"]
 
 
+@pytest.mark.parametrize(
+    ("task", "code"), [("1.1", FAILED), ("3.26", PASSED)], ids=["mine", "reference"]
+)
+def test_real_ranks_are_spawned(course: Course, task: str, code: int) -> None:
+    """One task on a comm of real processes, and one on a torch process group."""
+    write(course, filled("collectives.exchange", "comm.send(tensor, dst=1)"))
+    side = "mine" if task == "1.1" else "reference"
+    variables = {**ELSEWHERE, "DISTLAB_RANKS": "spawned"}
+    done = course.distlab("check", task, "--json", "--code", side, **variables)
+    (verdict,) = json.loads(done.out)["tasks"]
+    assert done.code == code, done.said
+    assert verdict["slug"] == ("unmatched-send" if task == "1.1" else "")
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])  # as Ctrl-C does
 def test_watch_judges_what_is_there(course: Course, end: signal.Signals) -> None:
     write(course, filled("collectives.exchange", RIGHT))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import selectors
 import socket
@@ -127,8 +126,8 @@ class Server:
         self._guests: dict[int, _Guest] = {}  # by descriptor, in order of arrival
         self._listener = listener
         self._is_over = self._has_started = False
-        self._wake_read, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._wake_read, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
         listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -147,7 +146,7 @@ class Server:
         """Make `run` return, from any thread; connections stay open."""
         self._is_over = True
         with contextlib.suppress(OSError):
-            os.write(self._wake, b"x")
+            self._wake.send(b"x")
 
     def close(self) -> None:
         """Close all connections; no thread may still be in `run`."""
@@ -156,8 +155,8 @@ class Server:
         self._guests.clear()
         self._selector.close()
         self._listener.close()
-        os.close(self._wake_read)
-        os.close(self._wake)
+        self._wake_read.close()
+        self._wake.close()
 
     def step(self, timeout_s: float | None) -> None:
         """Wait for the next events, at most this long, and handle them."""
