@@ -97,8 +97,8 @@ def test_real_ranks_are_spawned(course: Course, task: str, code: int) -> None:
     side = "mine" if task == "1.1" else "reference"
     variables = {**ELSEWHERE, "DISTLAB_RANKS": "spawned"}
     done = course.distlab("check", task, "--json", "--code", side, **variables)
-    (verdict,) = json.loads(done.out)["tasks"]
     assert done.code == code, done.said
+    (verdict,) = json.loads(done.out)["tasks"]
     assert verdict["slug"] == ("unmatched-send" if task == "1.1" else "")
 
 
