@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-PYTEST := $(PY) -m pytest -p no:nbval --numprocesses auto --maxprocesses 4 --dist worksteal
+PARALLEL := -p no:nbval --numprocesses auto --maxprocesses 4 --dist worksteal
+PYTEST := $(PY) -m pytest $(PARALLEL)
 REPORT = $(if $(DISTLAB_REPORT),--junitxml=$(DISTLAB_REPORT))
 FIGURES := $(patsubst figures/%.py,figures.%,\
   $(filter-out figures/draw.py,$(wildcard figures/[a-z]*.py)))
@@ -14,7 +15,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check check-types check-style docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -32,8 +33,9 @@ test: .venv/.ready  ## run the usual tests, or only those for one unit with UNIT
 test-slow: .venv/.ready  ## run the slow tests: whole runs, and a real torchrun
 	@$(PYTEST) -m "slow and not own" --durations 20 $(REPORT)
 
-test-touched: .venv/.ready  ## grade wrong solutions for changed units, for five minutes
-	@$(PY) -m distlab mutants --touched --minutes 5
+MINUTES ?= 5
+test-touched: .venv/.ready  ## grade wrong solutions for changed units, for MINUTES=5
+	@$(PY) -m distlab mutants --touched --minutes $(MINUTES)
 
 test-failed: .venv/.ready  ## run the tests that failed last time again, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none
@@ -41,7 +43,7 @@ test-failed: .venv/.ready  ## run the tests that failed last time again, one by 
 test-all: test test-slow test-touched  ## run test, test-slow and test-touched
 
 test-tracking: .venv/.ready-tracking  ## test with real MLflow, TensorBoard and Prometheus
-	@DISTLAB_TEST_TRACKING=1 $(PY) -m pytest tests/workbench/test_ddp_tracking.py \
+	@DISTLAB_TEST_TRACKING=1 $(PYTEST) tests/workbench/test_ddp_tracking.py \
 	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
 
 test-portable: .venv/.ready  ## test learners' commands on a Linux that pretends to be no Unix
@@ -68,9 +70,9 @@ test-trainer: .venv/.ready  ## test the capstone's engines and options, and resu
 # The range is in pyproject.toml; .venv has the release that install.py finds first.
 TORCH ?= 2.14
 test-torch: .venv-torch-$(TORCH)/.ready  ## test with another release of torch: TORCH=2.11
-	@.venv-torch-$(TORCH)/bin/python -m pytest -p no:nbval tests/workbench/test_sim_torch*.py \
-	  tests/workbench/test_comm*.py tests/workbench/test_torch*.py \
-	  tests/workbench/test_distributed*.py
+	@.venv-torch-$(TORCH)/bin/python -m pytest $(PARALLEL) -m "not own" \
+	  tests/workbench/test_sim_torch*.py tests/workbench/test_comm*.py \
+	  tests/workbench/test_torch*.py tests/workbench/test_distributed*.py
 
 test-ray: .venv-ray/.ready  ## test Ray Train and Ray Tune with two real workers
 	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py tests/engines/test_ray_tune.py
@@ -84,14 +86,17 @@ test-deepspeed: .venv-deepspeed/.ready  ## compare DeepSpeed's ZeRO with torch's
 test-tensorflow: .venv-tensorflow/.ready  ## compare TensorFlow with torch's DDP
 	@.venv-tensorflow/bin/python -m pytest tests/engines/test_tensorflow.py
 
-check: .venv/.ready-dev  ## check style, types, and that generated files are up to date
+# Types take about as long as all the rest, so `make -j2 check` is done in half the time.
+check: check-types check-style  ## check style, types, and that generated files are up to date
+
+check-types: .venv/.ready-dev
+	$(PY) -m mypy
+
+check-style: .venv/.ready-dev
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) -m mypy
 	$(PY) -m distlab templates --check
-	@for module in $(FIGURES); do \
-	  $(PY) -c "$$FIGURES_CHECK" $$module || exit 1; \
-	done
+	@$(PY) -c "$$FIGURES_CHECK" $(FIGURES)
 
 # The site has an environment to itself too, without torch: it is built in a minute.
 docs: .venv-docs/.ready  ## build the documentation site in site/ and check its links
@@ -212,11 +217,11 @@ export DOCS_NEED
 
 define FIGURES_CHECK
 import importlib, sys
-module = importlib.import_module(sys.argv[1])
-def same(name, picture):
-    path = module.FOLDER / name
-    return path.is_file() and path.read_text(encoding="utf-8") == picture
-old = [name for name, picture in module.figures().items() if not same(name, picture)]
+def is_old(path, picture):
+    return not path.is_file() or path.read_text(encoding="utf-8") != picture
+modules = map(importlib.import_module, sys.argv[1:])
+pictures = [(m.FOLDER / name, text) for m in modules for name, text in m.figures().items()]
+old = [path.name for path, text in pictures if is_old(path, text)]
 sys.exit(f"out of date, run make figures: {', '.join(old)}" if old else 0)
 endef
 export FIGURES_CHECK
