@@ -14,11 +14,13 @@ call that would end the process, such as os._exit, ends the rank.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import importlib
 import mmap
 import os
+import queue
 import random
 import shutil
 import signal
@@ -52,7 +54,7 @@ from distlab.sim.run import run as simulate
 from distlab.sim.surroundings import RankDied
 
 _UNITS = "distlab_units"
-_SLEEP = time.sleep
+_SLEEP, _EXIT = time.sleep, os._exit
 _WORLDS = 2
 """All ranks and the leftovers of earlier runs together get this many ranks' memory."""
 
@@ -132,9 +134,11 @@ def _units() -> list[str]:
 
 
 class Worker:
-    """Answers the requests of one parent until it hangs up."""
+    """Answers the requests of one parent."""
 
-    def __init__(self, requests: BinaryIO, answers: BinaryIO, folder: Path) -> None:
+    def __init__(
+        self, requests: queue.SimpleQueue[bytes], answers: BinaryIO, folder: Path
+    ) -> None:
         self._requests, self._answers = requests, answers
         self._folder = folder
         with (folder / PLACE).open("w+b") as file:
@@ -144,10 +148,14 @@ class Worker:
         self._is_capped = False
         self._writing = threading.Lock()  # a rank's own threads may report too
 
-    def serve(self) -> None:
-        """Answer until the parent hangs up."""
-        for line in self._requests:
-            request = decode(line)
+    def serve(self) -> NoReturn:
+        """Answer one request after the other; see `_read` for the end.
+
+        Raises:
+            BrokenPipeError: the parent has been killed while ranks ran.
+        """
+        while True:
+            request = decode(self._requests.get())
             if request["k"] == "preload":
                 _preload(request["modules"])
                 self._say({"k": "ready"})
@@ -300,7 +308,8 @@ def _take_over() -> None:
 def main(arguments: list[str]) -> None:
     """Serve the parent; the only argument is our folder."""
     (folder,) = arguments
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    lifeline, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # ranks have no keyboard
     os.close(nothing)
@@ -308,11 +317,25 @@ def main(arguments: list[str]) -> None:
     share(str(Path(folder) / "ranks"))
     worker = Worker(requests, answers, Path(folder))
     _take_over()
-    with contextlib.suppress(BrokenPipeError):  # it was killed while ranks ran
+    # Below `threading`: it is no thread of a rank.
+    _thread.start_new_thread(_read, (lifeline, requests, folder))
+    with contextlib.suppress(BrokenPipeError):
         worker.serve()
-    # The parent has hung up. It removes the folder, unless it was killed. If we fail
-    # instead, it reads there why, so only this way out removes it too. No rank runs any
-    # more, so the guard may let all of it go; one can't remove the folder one is in.
-    share(folder)
-    os.chdir(os.path.dirname(folder))
+    _SLEEP(GRACE_S)  # `_read` ends us
+
+
+def _read(lifeline: int, requests: queue.SimpleQueue[bytes], folder: str) -> None:
+    """Take the parent's requests until it hangs up, and then end this process.
+
+    It kills us before it hangs up, and removes the folder. So if we get here, somebody
+    has killed it, and whatever ranks are doing, nobody wants to know any more.
+    """
+    rest = b""
+    while piece := os.read(lifeline, 1 << 20):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            requests.put(line)
+    share(folder)  # the guard may let all of it go
+    os.chdir(os.path.dirname(folder))  # one can't remove the folder one is in
     shutil.rmtree(folder, ignore_errors=True)
+    _EXIT(0)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from distlab.runner import Cluster, Limits, Run, RunnerError
 from distlab.runner.kind import VARIABLE, ranks_kind
 from distlab.runner.processes import descendants
 from tests.workbench.conformance import misbehaviour as programs
+from tests.workbench.course import ROOT
 from tests.workbench.test_runner_processes import eventually
 
 ON_REAL_RANKS_ONLY = 11  # of the course's 90 tasks
@@ -122,6 +126,34 @@ def test_what_a_rank_forked_ends_with_the_worker() -> None:
     assert eventually(
         lambda: not [pid for pid in descendants(1) if session_of(pid) == group]
     )
+
+
+LOOPS = """
+from distlab.ranks.simulated import SimulatedCluster
+from distlab.runner import Limits
+from tests.workbench.conformance import misbehaviour as programs
+
+with SimulatedCluster(preload=(programs.__name__,)) as cluster:
+    cluster.start()
+    print(cluster._worker.folder, flush=True)
+    cluster.run(programs.loops, 2, limits=Limits(seconds=600))
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", LOOPS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    folder = Path(parent.stdout.readline().strip())
+    assert eventually((folder / "ranks" / "rank1").is_dir)
+    parent.kill()
+    parent.communicate()
+    assert eventually(lambda: not list(tmp_path.iterdir()))
 
 
 def test_what_needs_a_process_is_refused(simulated: Cluster) -> None:
