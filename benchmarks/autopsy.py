@@ -10,8 +10,8 @@ these scripts we ask that the report after a stated time without progress says w
 that rank is, and we don't count their seconds.
 
     distlab bench autopsy [--json] [NAME …]    exits with 1 when a bar is missed
-    distlab bench autopsy --torch              what torch says of the same scripts
-    distlab bench autopsy --overhead           what recording costs a step of DDP
+    python benchmarks/autopsy.py --torch       what torch says of the same scripts
+    python benchmarks/autopsy.py --overhead    what recording costs a step of DDP
 """
 
 from __future__ import annotations
