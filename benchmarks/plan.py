@@ -491,7 +491,8 @@ def _published_part(report: dict[str, Any]) -> list[str]:
     for one in planners:
         lines[-1] += (
             f" That of {one['planner']} {versions().get(one['planner'], '')} is "
-            f"{one['value']:.1%} on {one['n']} of them."
+            f"{one['value']:.1%} on {one['n']} of them, where ours is "
+            f"{one['ours']:.1%}."
         )
     return lines
 
