@@ -71,7 +71,8 @@ def broadcast_model(comm: Comm, model: nn.Module, src: int = 0) -> None:
 def average_gradients(comm: Comm, model: nn.Module) -> None:
     """Replace every parameter's `.grad` by its mean over all ranks, in place.
 
-    Given: every parameter has a .grad, from equally many samples on every rank.
+    Given: every parameter has a .grad, from equally many samples on every rank, and its
+    dtype can hold the sum.
     C1 Every `.grad` is the mean of that parameter's gradients over all ranks.
     C2 All ranks make the same collective calls in the same order.
     In torch.distributed: DDP does it during backward()

@@ -202,7 +202,7 @@ class Launcher:
            alive at a Tick grace_s later.
         C3 After a failure, the launcher restarts all ranks in the next generation,
            including ranks that had exited with 0. It does so only if fewer than
-           max_restarts restarts happened within the last window_s.
+           max_restarts restarts happened less than window_s ago.
         C4 If no restart is allowed, the launcher finishes with the exit code of the
            first failure, or with 128 + s if the reason was signal s. Interrupted stops
            all processes, and none is started afterwards.

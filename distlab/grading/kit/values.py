@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlab.digests import digest
+from distlab.grading.kit.contributions import what_is_missing
 from distlab.grading.kit.flat import flat
 from distlab.grading.verdict import Difference, NotYetError
 from distlab.runner.autopsy import NOBODY, Evidence
@@ -69,11 +70,14 @@ def expect_values(
     suspects: Iterable[Suspect] | Callable[[], Iterable[Suspect]] = (),
     tolerance: float = 1e-10,
     rule: str = "",
+    parts: Sequence[Tensor] = (),
 ) -> None:
     """Rank by rank, `actual` must be close to `expected`.
 
-    What makes the suspects is called only if something is wrong. `rule` is said with
-    a suspect that has none of its own: where no suspect fits, the verdict has no rule.
+    If the expected values are sums or means over the ranks, `parts` has what each rank
+    adds; then the verdict says whose part is missing. What makes the suspects is called
+    only if something is wrong. `rule` is said with a suspect that has none of its own:
+    where no suspect fits, the verdict has no rule.
 
     Raises:
         NotYetError: it is not; named after the first suspect whose values fit every
@@ -104,7 +108,7 @@ def expect_values(
     if tolerance < SINGLE and all_close(actual, expected, SINGLE):
         raise _right_to_some_digits(f"{what} {verb}", actual, expected, evidence)
     raise NotYetError(
-        f"{what} {verb} {_fact(actual, expected, wrong, tolerance)}",
+        f"{what} {verb} {_fact(actual, expected, wrong, tolerance, parts)}",
         evidence=evidence,
         difference=Difference(what=what, actual=tuple(actual), tolerance=tolerance),
     )
@@ -115,6 +119,7 @@ def _fact(
     expected: Sequence[Tensor],
     wrong: Sequence[int],
     tolerance: float,
+    parts: Sequence[Tensor],
 ) -> str:
     """State what can be seen of wrong values, whatever the reason."""
     is_all = 1 < len(wrong) == len(expected)
@@ -126,6 +131,13 @@ def _fact(
     for rank, other in enumerate(expected):
         if rank != first and close(actual[first], other, tolerance):
             return f"wrong {on}: rank {first} has what rank {rank} should have"
+    if parts:
+        for rank, part in enumerate(parts):
+            if close(actual[first], part, tolerance):
+                whose = "only its own part" if rank == first else f"rank {rank}'s part"
+                return f"wrong {on}: rank {first} has {whose}"
+        if missing := what_is_missing(actual[first], expected[first], parts):
+            return f"wrong {on}: rank {first} {missing}"
     return f"wrong {on}{_few_elements(actual[first], expected[first], tolerance)}"
 
 
@@ -166,7 +178,8 @@ def _few_elements(actual: object, expected: Tensor, tolerance: float) -> str:
     off = (errors > tolerance * _scale(expected)).nonzero().reshape(-1)
     if not 0 < len(off) <= len(errors) // 2:
         return ""
-    return f", in {len(off)} of {len(errors)} elements, first in element {int(off[0])}"
+    said = f", in {len(off)} of {len(errors)} elements, first in element {int(off[0])}"
+    return said + ", where 0 is expected" * (not expected.reshape(-1)[off].any())
 
 
 def _put_there(

@@ -82,6 +82,13 @@ def _infinite(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
     return [result.detach(), layer.weight.grad, layer.bias.grad]
 
 
+def _no_gradient(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    layer, start = _layer(device), _numbers(2, 3).to(device).requires_grad_()
+    result = run(layer, start)
+    result.backward(torch.zeros_like(result))
+    return [result.detach(), start.grad, layer.weight.grad]
+
+
 def _frozen(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
     layers = [_layer(device) for _ in range(3)]
     result = _numbers(2, 3).to(device)
@@ -97,5 +104,6 @@ CASES: dict[str, Case] = {
     "an input that is a transposed view": _strided,
     "a batch without samples": _empty,
     "an incoming gradient that is inf in one place": _infinite,
+    "an incoming gradient of zeros": _no_gradient,
     "frozen blocks, before and after a trained one": _frozen,
 }

@@ -133,6 +133,7 @@ def sum_everywhere(runs: Runs) -> str | None:
                 what="the tensor after all_reduce",
                 tolerance=sums.tolerance,
                 suspects=_wrong_sums(sums.before, sums.total),
+                parts=sums.before,
             )
         except NotYetError as failure:
             if failure.slug:

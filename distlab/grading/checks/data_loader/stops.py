@@ -24,7 +24,8 @@ class _Maker:
     """Makes loaders of the unit under test, in processes that are nobody's twin."""
 
     def __init__(self, unit: ModuleType, seed: int) -> None:
-        self._unit, self._seed, self._made = unit, seed, 0
+        # Above 256, so that a number that was read from a file is another object.
+        self._unit, self._seed, self._made = unit, seed % 2**31 + 1000, 0
 
     def __call__(self, rank: int, n: int, **other: Any) -> Any:
         self._made += 1

@@ -19,9 +19,10 @@ Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""
 Microbatch = tuple[Tensor, Tensor]
 
-# The ranks have unequally many microbatches, and most end with a short tail.
+# The ranks have unequally many microbatches, and most end with a short tail. Eight bits
+# are too few to count the samples of rank 1.
 RAGGED: tuple[Sizes, ...] = (
-    (4, 4, 1), (4, 2), (4, 4, 3), (4, 4, 4, 2), (4, 4, 1), (3, 1), (4, 1),
+    (4, 4, 1), (300, 2), (4, 4, 3), (4, 4, 4, 2), (4, 4, 1), (3, 1), (4, 1),
 )  # fmt: skip
 # Here every rank has three; and the same samples in five.
 LEVEL: tuple[Sizes, ...] = (
@@ -31,17 +32,22 @@ FINE: tuple[Sizes, ...] = (
     (2, 2, 2, 2, 1), (3, 3, 2, 2, 1), (2, 2, 2, 1, 1), (2, 2, 1, 1, 1),
     (2, 2, 2, 2, 1), (2, 2, 2, 2, 2), (1, 1, 1, 1, 1),
 )  # fmt: skip
+ZEROS = 4
 
 
 def make_microbatches(
     seed: int, step: int, rank: int, sizes: Sequence[int]
 ) -> list[Microbatch]:
-    """One rank's batch in microbatches: inputs (size, 6), class numbers (size,)."""
+    """One rank's batch in microbatches: inputs (size, 6), class numbers (size,).
+
+    Those of rank ZEROS are zeros, and so is its gradient of the first weight.
+    """
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
     count = sum(sizes)
     inputs = torch.randn(count, 6, generator=generator, dtype=torch.float64)
     targets = torch.randint(0, 3, (count,), generator=generator)
-    parts = (inputs * (1.0 + rank)).split(list(sizes)), targets.split(list(sizes))
+    factor = 0.0 if rank == ZEROS else 1.0 + rank
+    parts = (inputs * factor).split(list(sizes)), targets.split(list(sizes))
     return list(zip(*parts, strict=True))
 
 

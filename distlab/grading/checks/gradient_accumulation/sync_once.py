@@ -71,6 +71,7 @@ def mean_over_the_step(runs: Runs) -> str | None:
         list(run.values),
         same_everywhere(means.mean(), n),
         what="the gradient",
+        parts=means.parts(),
     )
     expect_equal_bits(
         list(run.values),

@@ -14,6 +14,7 @@ from torch import Tensor
 from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
     HUGE,
     HUGE_AT,
+    NARROW,
     NO_GRADIENT_AT,
     SLOPES,
     STEPS,
@@ -60,6 +61,7 @@ def unscaled_once(runs: Runs) -> str | None:
                     _expect_unscaled(record, when, raw, rank)
     for rank, told in enumerate(run.values):
         _expect_each_unscaled(told[-1]["two"]["grads"][0], rank)
+        _expect_in_float16(told[-1]["narrow"], rank)
     return None
 
 
@@ -124,6 +126,17 @@ def _expect_each_unscaled(found: list[Tensor | None], rank: int) -> None:
             f"{got} on rank {rank}, expected {slope:g} with a scale of 8",
             slug="per-scaler-state",
             rule="remember for each optimizer whether its gradients were divided",
+        )
+
+
+def _expect_in_float16(found: Tensor, rank: int) -> None:
+    gradient, scale = NARROW
+    if not close(found, torch.full((2,), gradient / scale), LOOSE):
+        raise NotYetError(
+            f"a float16 gradient of {gradient:g}, divided by the scale {scale:g}, is "
+            f"{float(found[0]):g} on rank {rank}, expected {gradient / scale:g}",
+            rule="a float16 tensor holds no number above 65504: divide by a Python "
+            "float",
         )
 
 

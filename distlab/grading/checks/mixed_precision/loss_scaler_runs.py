@@ -107,14 +107,16 @@ def scaled_steps(
     record[-1]["below"] = _below_one(unit, comm)
     record[-1]["two"] = _two_optimizers(unit, comm)
     record[-1]["sooner"] = _sooner(unit, comm)
+    record[-1]["narrow"] = _narrow(unit, comm)
     return record
 
 
 def _others(comm: Any) -> list[nn.Parameter]:
-    """On each rank another number of parameters: without elements, strided, float64."""
+    """On each rank another number: without elements or dimensions, strided, float64."""
     wide = torch.ones(3, 2, dtype=torch.float64, device=comm.device)
     strided = [nn.Parameter(wide.clone().t()) for _ in range(comm.rank + 1)]
-    return [nn.Parameter(torch.ones(0, device=comm.device)), *strided]
+    scalar = nn.Parameter(torch.ones((), device=comm.device))
+    return [nn.Parameter(torch.ones(0, device=comm.device)), scalar, *strided]
 
 
 OTHER = {"growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 1}
@@ -180,6 +182,18 @@ def _sooner(unit: ModuleType, comm: Any) -> float:
         scaler.step(CountedSGD([parameter]))
         scaler.update()
     return float(scaler.loss_scale)
+
+
+NARROW = 2.0**15, 2.0**16  # a gradient in float16, and a scale that is inf there
+
+
+def _narrow(unit: ModuleType, comm: Any) -> Tensor:
+    """A float16 gradient after unscale_, with a scale that float16 can't hold."""
+    scaler = unit.LossScaler(comm, init_scale=NARROW[1])
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.float16, device=comm.device))
+    parameter.grad = torch.full_like(parameter, NARROW[0])
+    scaler.unscale_(CountedSGD([parameter]))
+    return parameter.grad.float().cpu()
 
 
 def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:

@@ -161,7 +161,8 @@ def _down(unit: ModuleType, model: Small, copies: Any) -> dict[str, Any]:
 def _backward(model: Small, seed: int, step: int, rank: int) -> None:
     """Give each trained parameter a random gradient, the way backward() does.
 
-    In the last step that of `gain` has an inf on rank 0.
+    In the last step that of `gain` has an inf on rank 0; in the first one it is zero on
+    rank 1.
     """
     generator = torch.Generator().manual_seed(seed * 7919 + step * 101 + rank)
     loss = torch.zeros(())
@@ -169,6 +170,8 @@ def _backward(model: Small, seed: int, step: int, rank: int) -> None:
         gradient = torch.randn(parameter.shape, generator=generator) * 4
         if (name, step, rank) == ("gain", STEPS - 1, 0):
             gradient[1] = torch.inf
+        if (name, step, rank) == ("gain", 0, 1):
+            gradient.zero_()
         if name != "rare" or step != 1:
             loss = loss + (parameter.float() * gradient.to(parameter.device)).sum()
     loss.backward()

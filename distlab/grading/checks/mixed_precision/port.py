@@ -45,15 +45,20 @@ def eighths(seed: int, rank: int, step: int, size: int) -> Tensor:
 class Halves(nn.Module):
     """Two layers side by side: what overflows in one of them is not in the other.
 
-    That in `own` has no dimension on rank 0, and `rank` elements on another rank. The
-    columns of the layers' weights lie side by side in memory; so do their gradients'.
+    That in `own` has no dimension on ranks 0 and 1, and `rank` elements on another one.
+    On rank 0 it comes last, on the others first. The columns of the layers' weights lie
+    side by side in memory; so do their gradients'.
     """
 
     def __init__(self, rank: int) -> None:
         super().__init__()
+        own = nn.ParameterList([torch.zeros((rank,) if rank > 1 else ())])
+        if rank:
+            self.own = own
         self.left = nn.Linear(2, 2, bias=False)
         self.right = nn.Linear(2, 2, bias=False)
-        self.own = nn.ParameterList([torch.zeros((rank,) if rank else ())])
+        if not rank:
+            self.own = own
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, 4) to (1, 2)."""
@@ -122,11 +127,11 @@ def _overflowed(gradient: Tensor) -> Tensor:
 
 
 def gradient(seed: int, rank: int, step: int) -> Tensor:
-    """Of the left weight, then of the right one, then of `own`."""
+    """Of the model's parameters, in their order."""
     inputs, targets = batch_of(seed, rank, step)
     own = targets.sum().expand(max(1, rank))
     halves = [(targets.T * half).flatten() for half in inputs.chunk(2, 1)]
-    return torch.cat([*halves, own])
+    return torch.cat([own, *halves] if rank else [*halves, own])
 
 
 # ── C1: the types, and the step ─────────────────────────────────────────────────────

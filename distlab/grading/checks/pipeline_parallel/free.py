@@ -39,10 +39,13 @@ from distlab.runner.autopsy import Evidence, place
 from distlab.sim.plans import closed_forms as forms
 
 STAGES, MICROBATCHES = 4, 8  # more are played in tests/workbench
-SCHEDULES = ("GPipe", "1F1B", "interleaved")
+SCHEDULES = ("GPipe", "1F1B", "interleaved", "the last microbatch backward first")
 
 
 def _schedules(name: str, n: int) -> Schedules:
+    if name == SCHEDULES[-1]:
+        forward = [("F", number, 0) for number in range(3)]
+        return [[*forward, *(("B", number, 0) for number in (2, 0, 1))]] * n
     if name == "GPipe":
         return all_then_all(n, 4)
     return in_turns(n, 2 * n, 1 + (name == "interleaved"))

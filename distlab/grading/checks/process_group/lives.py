@@ -77,6 +77,15 @@ BY_HAND = (
     ),
     Script(max_restarts=1, window_s=50.0, lives=_failing(60.0, 1)),
     Script(max_restarts=2, window_s=50.0, lives=_failing(15.0, 6)),
+    *(  # the first restart is exactly 50 s ago, and a little less
+        Script(
+            world_size=1,
+            max_restarts=1,
+            window_s=50.0,
+            lives={(1, 0): _fails(2), (2, 0): _fails(3, after_s)},
+        )
+        for after_s in (50.0, 49.875)
+    ),
     Script(interrupts=((3.0, SIGINT),)),
     Script(interrupts=((3.0, SIGTERM),), lives={(1, 0): IGNORES, (1, 1): Life(1.0)}),
     Script(interrupts=((2.2, SIGINT),), lives={(1, 1): _fails()}),

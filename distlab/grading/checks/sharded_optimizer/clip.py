@@ -56,6 +56,8 @@ def one_norm_for_all(runs: Runs) -> str | None:
             continue
         if number == shards.ZERO:
             what = "the norm of a gradient of zeros that clip returns"
+        if number == shards.LONE:
+            what = "where only rank 0's gradient isn't zero, the norm that clip returns"
         norm = values.norm().reshape(1)
         parts = [values[owners == rank].norm().reshape(1) for rank in range(n)]
         expect_values(

@@ -218,6 +218,7 @@ def _continued(runs: Runs) -> str:
         for name, entry in value["saved"].items():
             _expect_entry(name, entry, "momentum_buffer", one.optimizer.state, named)
     _expect_adams(runs.finished(keep_adams), runs.seed)
+    _expect_plain(run)
     _expect_continued(run, one)
     m = shards.other_world(n)
     return f"saved at {n} rank{'s' * (n > 1)}, continued at {m}"
@@ -247,6 +248,20 @@ def _expect_entry(
             f"{key} of {name} is not what the optimizer keeps for these elements",
             rule=ALL_OF_IT,
         )
+
+
+def _expect_plain(run: Run) -> None:
+    """An int, a bool, None and a text are saved as they are."""
+    for rank, value in enumerate(run.values):
+        for name, entry in value["plain"].items():
+            for key, right in shards.PLAIN.items():
+                found = entry[key]
+                if type(found) is not type(right) or found != right:
+                    raise NotYetError(
+                        f"the optimizer keeps {key} = {right!r} for {name}; rank "
+                        f"{rank} saves {found!r}",
+                        rule=ALL_OF_IT,
+                    )
 
 
 def _expect_adams(run: Run, seed: int) -> None:

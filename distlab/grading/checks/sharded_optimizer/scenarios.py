@@ -27,6 +27,8 @@ STEPS = 2
 WEIGHTS = {"lr": 0.05, "weight_decay": 0.2}
 OTHERS = {"lr": 0.4, "weight_decay": 0.0, "dampening": 0.3, "label": "the others"}
 MOMENTUM = 0.9
+LEFT_OUT = 1, 2
+"""The step and the rank of `train_stage1` where the last layer isn't used."""
 STAGE2_PARTS = ([0], [1, 2], [3])
 """The batches of each step of `train_stage2`."""
 make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=MOMENTUM)
@@ -122,6 +124,7 @@ def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         zero = unit.ShardedOptimizer(comm, model, make_groups(model), make_optimizer)
         steps, held = [], 0
         for step, batch in enumerate(batches):
+            use_last_layer(model, (step, comm.rank) != LEFT_OUT)
             backward(model, batch)
             start = context.traffic.sent_bytes
             zero.reduce_gradients()
@@ -139,7 +142,34 @@ def train_stage1(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         "state": _state_numbers(zero.optimizer),
         "settings": settings_in_use(zero),
         "half": step_in_half(context, unit, stage=1),
+        "numbered": _numbered(context, unit, seed),
     }
+
+
+LIKE_WEIGHTS = {"lr": WEIGHTS["lr"], "weight_decay": 0.0}
+
+
+def _numbered(context: RankContext, unit: ModuleType, seed: int) -> list[list[str]]:
+    """By group, the parameters that the shards of its buckets belong to.
+
+    The first group has nothing to train, and the others agree in `lr`: a scheduler
+    finds each by its number.
+    """
+    model = make_model(seed)
+    weights, others = make_groups(model)
+    frozen = {"params": [p for p in model.parameters() if not p.requires_grad]}
+    others["params"] = [p for p in others["params"] if p.requires_grad]
+    groups = [{**frozen, **LIKE_WEIGHTS}, weights, {**others, **LIKE_WEIGHTS}]
+    zero = unit.ShardedOptimizer(context.comm, model, groups, make_optimizer)
+    return [
+        [
+            name
+            for bucket in zero.buckets
+            if any(parameter is bucket.shard for parameter in group["params"])
+            for name in bucket.names
+        ]
+        for group in zero.optimizer.param_groups
+    ]
 
 
 def _state_numbers(optimizer: torch.optim.Optimizer) -> int:

@@ -19,9 +19,12 @@ from distlab.grading.checks.sharded_optimizer.scenarios import (
 )
 from distlab.runner import RankContext
 
-MAX_NORMS = (0.05, 1e6, 1.0, 1.0)  # the first shortens, the second does not
+MAX_NORMS = (0.05, 1e6, 1.0, 1.0, 0.9, 1.0)  # the first shortens, the second does not
 ZERO, INFINITE = 2, 3  # where the gradient is zero, where it has an infinite element
+LEVEL, LONE = 4, 5  # norm 1, but less on each of two ranks; zero except on rank 0
 STALE = 1e8
+PLAIN: dict[str, Any] = {"count": 7, "is_warm": True, "rule": None, "kind": "cosine"}
+"""Entries of an optimizer that are no tensors."""
 
 
 class Alone:
@@ -62,6 +65,12 @@ def gradient_to_clip(
         return {name: torch.zeros_like(value) for name, value in gradient.items()}
     if number == INFINITE:
         next(iter(gradient.values())).view(-1)[0] = torch.inf  # of rank 0 only
+    if number == LEVEL:
+        size = sum(value.numel() for value in gradient.values())
+        return {n: torch.full_like(v, size**-0.5) for n, v in gradient.items()}
+    if number == LONE:
+        gradient = {name: torch.zeros_like(value) for name, value in gradient.items()}
+        next(iter(gradient.values())).view(-1)[0] = 0.5
     return gradient
 
 
@@ -78,7 +87,13 @@ def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
             comm.all_gather(bucket.flat, bucket.shard.detach())
     saved = zero.state_by_name()
     resumed = _resumed(unit, comm, model, seed, zero.state_dict())
-    return {"saved": saved, "resumed": resumed}
+    for bucket in zero.buckets:
+        zero.optimizer.state[bucket.shard].update(PLAIN)
+    plain = {
+        name: {key: entry.get(key, "nothing") for key in PLAIN}
+        for name, entry in zero.state_by_name().items()
+    }
+    return {"saved": saved, "resumed": resumed, "plain": plain}
 
 
 def other_world(world_size: int) -> int:

@@ -36,7 +36,8 @@ def weights_of_one_process(runs: Runs) -> str | None:
     run, n = runs.finished(scenarios.train_stage1), runs.world_size
     one = One(runs.seed)
     for step in range(scenarios.STEPS):
-        gradients = one.gradients(step, n)
+        left_out = scenarios.LEFT_OUT[1] if step == scenarios.LEFT_OUT[0] else None
+        gradients = one.gradients(step, n, left_out)
         one.step(scenarios.mean_of(gradients))
         found: list[Tensor] = [
             flat(value["steps"][step]["weights"]) for value in run.values
@@ -60,6 +61,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         )
         if step == 0:
             _expect_settings(run, one)
+            _expect_numbers(run, one)
     expect_weights(run)
     sent = [sum(sum(step["sent"]) for step in value["steps"]) for value in run.values]
     expect_sent(run, sent, "the weights are correct, but comm was not used")
@@ -84,6 +86,34 @@ def _expect_settings(run: Run, one: One) -> None:
                         slug="group-settings-lost",
                         rule="copy every entry of a group; replace only params",
                     )
+
+
+def _expect_numbers(run: Run, one: One) -> None:
+    """Group i of the optimizer is group i of the caller, even if it is empty."""
+    named = scenarios.trained(one.model)
+    right = [
+        [],
+        [name for name, p in named.items() if p.dim() > 1],
+        [name for name, p in named.items() if p.dim() < 2],
+    ]
+    for record in run.ranks:
+        found = record.value["numbered"]
+        if len(found) != len(right):
+            raise NotYetError(
+                f"of {len(right)} groups, the first one with nothing to train, the "
+                f"optimizer has {len(found)} on rank {record.rank}",
+                slug="group-settings-lost",
+                rule="keep an empty group, too: a scheduler finds groups by number",
+            )
+        for number, (own, names) in enumerate(zip(found, right, strict=True)):
+            if odd := sorted({*own} ^ {*names}):
+                raise NotYetError(
+                    f"of {len(right)} groups, all with the same lr, group {number} "
+                    f"{'has' if odd[0] in own else 'lacks'} {odd[0]} on rank "
+                    f"{record.rank}",
+                    slug="group-settings-lost",
+                    rule="a bucket belongs to the group that is bucket.group",
+                )
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ is free. See whole.py for the same in one process.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from distlab.grading.checks.tensor_parallel.whole import (
     Whole,
     expect_frozen,
     freeze,
+    heads_of,
     inputs_of,
     learning_of,
     make_block,
@@ -85,6 +86,7 @@ def blocks_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
         found[name] = _trained(module, seed, n, comm, marks, name)
         found[name]["held"] = sum(p.numel() for p in module.parameters())
     found["learning"] = learning_of(block)
+    found["num_heads"] = cast(Attention, block.attention).num_heads
     return {**found, "refused": _refused(comm, unit, n)}
 
 
@@ -161,7 +163,20 @@ def as_in_one_process(runs: Runs) -> str | None:
                     rule=_rule(step, "apply `operators.before` once, to the input"),
                 )
             worst = max(worst, *(float((out - right).abs().max()) for out in outs))
+    _expect_num_heads([value["num_heads"] for value in run.values], runs)
     return f"n = {n}: after {STEPS} steps {worst:.0e} from the baseline"
+
+
+def _expect_num_heads(found: list[object], runs: Runs) -> None:
+    n = runs.world_size
+    right = heads_of(runs.seed) * n
+    if found != [right] * n:
+        rank = next(rank for rank, number in enumerate(found) if number != right)
+        raise NotYetError(
+            f"after parallel_attention, attention.num_heads is {found[rank]} on rank "
+            f"{rank}, expected {right} as before",
+            rule="leave num_heads: the layer works out its own heads from qkv",
+        )
 
 
 def _after(step: int) -> str:

@@ -194,8 +194,9 @@ def _crossed(seed: int, n: int) -> list[Tensor]:
 
 
 def _crossed_on(seed: int, rank: int) -> Tensor:
-    """The same on a rank; rank 0 has a value that is inf."""
+    """The same on a rank; rank 0 has a value that is inf, and rank 1 only zeros."""
     crossed = drawn(seed + 1, rank, *SHAPE[::-1]).transpose(0, 2)
+    crossed *= rank != 1
     crossed[0, 0, 0] = torch.inf if rank == 0 else crossed[0, 0, 0]
     return crossed
 

@@ -118,6 +118,7 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
                 what=what,
                 # Who forgets ranks forgets them at any length: the first one shows it.
                 suspects=partial(_suspects, name, before) if not number else (),
+                parts=before,
             )
             expect_equal_bits(
                 after,

@@ -70,6 +70,8 @@ def lent_of(seed: int, rank: int, count: int, device: torch.device) -> Lent:
     memory = (1000 * memory).long() if count == TABLE else memory
     if count == NOT_FINITE and rank == 0:
         memory[2], memory[8] = torch.inf, torch.nan
+    if count == NOT_FINITE and rank == 1:
+        memory.zero_()  # which is sent like any other tensor
     memory = memory.to(device)
     shape = {1: (), TABLE: (5, 6)}.get(count, (count,))
     return lend(memory[1:-1].view(shape), memory)
@@ -80,7 +82,7 @@ def told_of(count: int) -> str:
     kinds = {
         1: "a tensor of no dimension",
         TABLE: "a matrix of int64",
-        NOT_FINITE: "rank 0 has an inf and a nan",
+        NOT_FINITE: "rank 0 has an inf and a nan, rank 1 zeros",
     }
     return kinds.get(count, f"{count} elements")
 
@@ -259,6 +261,7 @@ def _judge(of_one_size: bool, runs: Runs) -> None:
             total,
             what=what,
             suspects=partial(_suspects, nodes, before),
+            parts=before,
         )
         expect_equal_bits(
             after,

@@ -126,6 +126,7 @@ def gradients_are_the_mean(runs: Runs) -> str | None:
         [flat(state) for state in after],
         same_everywhere(flat(mean), n),
         what=some_of("the averaged gradient", mean, after),
+        parts=[flat(state) for state in own],
     )
     expect_messages(run, "the gradients are right, but not through comm")
     if n == AGAIN_WORLD:

@@ -61,12 +61,13 @@ class Scorer(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         weights = torch.randn(WIDTH, CLASSES, generator=generator, dtype=torch.float64)
         self.weights = nn.Parameter(weights)
+        self.inside = nn.Sequential(nn.Identity())
         self.seen: list[tuple[bool, bool]] = []  # training?, gradients on?
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Scores (B, CLASSES) of `inputs` (B, WIDTH)."""
         self.seen.append((self.training, torch.is_grad_enabled()))
-        scores = inputs @ self.weights
+        scores: Tensor = self.inside(inputs @ self.weights)
         return -3.0 * scores if self.training else scores
 
 
@@ -132,6 +133,7 @@ def evaluate_once(
         "metrics": numbers_of(result),
         "seen": model.seen,
         "training": model.training,
+        "inside": [module.training for module in model.inside.modules()],
         "gradients": torch.is_grad_enabled(),
     }
 
@@ -253,6 +255,14 @@ def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
             f"call on rank {rank}",
             slug="wrong-mode",
             rule="store model.training first, and restore it at the end",
+        )
+    if value["inside"] != [training] * len(value["inside"]):
+        raise NotYetError(
+            f"the model is in {was} mode again on rank {rank}, but the modules inside "
+            "it are not",
+            slug="wrong-mode",
+            rule="model.train(…) reaches the modules inside; model.training = … only "
+            "the model",
         )
     if not value["gradients"]:
         raise NotYetError(
