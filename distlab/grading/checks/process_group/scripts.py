@@ -97,7 +97,8 @@ def request_of(text: str) -> dict[str, Any]:
 def text_of(request: dict[str, Any]) -> str:
     """The same as text, without its generation."""
     fields = _FIELDS.get(request["op"], ("key",))
-    words = request.get("keys") or [request[name] for name in fields]
+    is_many = "keys" in request  # perhaps none
+    words = request["keys"] if is_many else [request[name] for name in fields]
     return " ".join([request["op"], *(str(word) or "''" for word in words)])
 
 
