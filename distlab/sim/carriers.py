@@ -215,16 +215,17 @@ class ThreadCarrier:
     def switch(self, strand: _ThreadStrand) -> None:
         """Implement `Carrier.switch`."""
         own, self.running = self.running, strand
-        strand.wake()
         if own is self.hub:
-            self._await_baton()
+            self._run(strand)
         else:
+            strand.wake()
             own.baton.acquire()
 
-    def _await_baton(self) -> None:
+    def _run(self, strand: _ThreadStrand) -> None:
         try:
+            strand.wake()
             self.hub.baton.acquire()
-        except BaseException:  # Ctrl-C: it arrives here, while a rank is running
+        except BaseException:  # Ctrl-C: it arrives here, while a rank starts or runs
             while not self.hub.baton.acquire(timeout=0.05):
                 raise_in_thread(self.running.thread_id, RankEnded)
             raise

@@ -216,6 +216,21 @@ def test_ctrl_c_ends_a_rank_that_spins(carrier: Any) -> None:
     assert threading.active_count() == before
 
 
+def test_ctrl_c_while_a_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        start(thread)  # which waits until the thread runs
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted_start)
+        with pytest.raises(KeyboardInterrupt):
+            run(spins, 2, carrier="threads")
+    assert threading.active_count() == before
+
+
 def _press_ctrl_c() -> None:
     main = threading.main_thread().ident
     signal.pthread_kill(main or 0, signal.SIGINT)
