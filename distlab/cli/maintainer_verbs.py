@@ -92,6 +92,13 @@ def mutants(
             "solutions for each task; 0 grades all.",
         ),
     ] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw the checks' numbers from this seed, on which no verdict may "
+            "depend.",
+        ),
+    ] = None,
     readme: Annotated[
         bool,
         typer.Option("--readme", help="Only update the table of counts in the README."),
@@ -114,6 +121,7 @@ def mutants(
         stamp=stamp,
         minutes=minutes,
         sample=sample,
+        seed=seed,
     )
 
 

@@ -32,6 +32,7 @@ def mutants(
     stamp: bool = False,
     minutes: float = math.inf,
     sample: int = 0,
+    seed: int | None = None,
 ) -> int:
     """Grade the catalogue; return 0 if each entry was judged as it expects, else 1.
 
@@ -40,7 +41,8 @@ def mutants(
     units that have changed since `stamp` recorded them as right, and one entry of each
     other unit. After `minutes`, we start no more entries; with this limit, we mix the
     tasks' entries. With `sample`, grade at most this many entries for each clause, and
-    as many right ones for each task.
+    as many right ones for each task. `seed` draws other numbers than usual: no verdict
+    may depend on them.
 
     The catalogue states the verdicts of real ranks, so with DISTLAB_RANKS=simulated we
     compare simulated ranks with them. We leave out tasks that these can't judge.
@@ -50,7 +52,7 @@ def mutants(
     """
     from distlab.grading.catalogue import read_catalogue
     from distlab.grading.generated import judge_generated, read_reasons
-    from distlab.grading.mutants import judge
+    from distlab.grading.mutants import SEED, judge
     from distlab.grading.verified import stamp as note_what_is_right
     from distlab.grading.verified import touched as touched_of
     from distlab.ranks import new_cluster
@@ -68,7 +70,9 @@ def mutants(
     outcomes: list[Outcome] = []
     with new_cluster() as cluster:
         in_time = _until(time.monotonic() + 60 * minutes, entries)
-        results = judge(curriculum, cluster, in_time, None if as_json else _tell_about)
+        tell_entry = None if as_json else _tell_about
+        own_seed = SEED if seed is None else seed
+        results = judge(curriculum, cluster, in_time, tell_entry, own_seed)
         if generated:
             tell = None if as_json else _tell_about_slip
             outcomes = judge_generated(curriculum, cluster, mutations, reasons, tell)

@@ -91,11 +91,11 @@ class Membership:
     C1 A round begins when a member of this generation joins or is lost, and when a new
        member joins while fewer than max_members are training. A Join that is refused or
        is only a copy doesn't begin a round.
-    C2 Members of the last generation get the first ranks, followed by new members in
-       the order of their Joins. Every member beyond max_members gets a Refuse.
-       grad_accum_steps is the same for every rank. It is the number of microbatches, of
-       at most microbatch_size samples each, that the largest shard of the global batch
-       needs.
+    C2 Members of the last generation get the first ranks, in any order, followed by new
+       members in the order of their first Joins, because a copy doesn't change a
+       member's place. Every member beyond max_members gets a Refuse. grad_accum_steps
+       is the same for every rank. It is the number of microbatches, of at most
+       microbatch_size samples each, that the largest shard of the global batch needs.
     C3 Among the members of the last generation that have joined, the one with the
        newest step is the source. In the first round, any member can be the source.
     C4 A Join is refused and changes nothing if it comes from a member that has ended,

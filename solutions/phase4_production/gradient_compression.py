@@ -81,9 +81,10 @@ class TopK:
            it, it is zero.
         C3 Whatever a rank didn't send is added to its gradient in the next step.
            Nothing is carried over for an element that it did send, even if the value
-           was inf.
+           was inf. The rest is kept in `self.residuals`, where a checkpoint finds it.
         C4 Each rank sends k indices of 4 bytes each and k values, and nothing else.
-        C5 The call returns immediately, because the rank waits only in wait().
+        C5 The call starts all its messages and returns immediately, because the rank
+           waits only in wait().
         Cost: (n-1)·k·(4 + bytes of a value). Check: distlab check 4.10
         """
         ### BEGIN SOLUTION gradient_compression.top_k
@@ -131,10 +132,12 @@ class Int8:
         C2 No int8 overflows, neither in a rank's own numbers nor in the sum, whatever
            values the ranks have and in any dtype. Beware that in 16 bits, rounding may
            push a quotient beyond its bound.
-        C3 Each rank adds its rounding error to its gradient in the next step.
+        C3 Each rank adds its rounding error to its gradient in the next step. Until
+           then, it is kept in `self.residuals`, where a checkpoint finds it.
         C4 Each element is sent as a single byte in an all_reduce, and each bucket needs
            one more number for the scale.
-        C5 The call returns immediately, because the rank waits only in wait().
+        C5 The call starts its first message and returns immediately, because the rank
+           waits only in wait().
         Example: two ranks, 10 and 4, levels 63, scale 10/63: 63 + 25 = 88 → 13.97
         Cost: 2(n-1)/n · N bytes, two collectives. Check: distlab check 4.14
         """
@@ -192,10 +195,12 @@ class PowerSGD:
            sum.
         C2 Parameters with fewer than two dimensions are summed exactly.
         C3 The residual is M - P Qᵀ / n, or zero for parameters that were summed
-           exactly. Q is kept for the next step.
+           exactly. It is kept in `self.residuals` and Q in `self.factors`, where a
+           checkpoint finds them.
         C4 A rank sends only P, Q and the other elements, and does so in two
            all_reduces.
-        C5 The call returns immediately, because the rank waits only in wait().
+        C5 The call starts its first message and returns immediately, because the rank
+           waits only in wait().
         Cost: 2(n-1)/n · R·(rows + columns) values for a matrix.
         Check: distlab check 4.15
         """

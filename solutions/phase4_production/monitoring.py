@@ -49,7 +49,7 @@ def now_s() -> float:
 
     C1 The clock never goes backward, even when the machine's time of day is corrected,
        and it keeps running while this process waits. If a step measures a part several
-       times, the seconds add up.
+       times, the seconds add up. An error in the measured block reaches the caller.
     Check: distlab check 4.1
     In torch.distributed: its timeouts count on such a clock; CUDA events for a GPU
     """
@@ -228,7 +228,7 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
 
     C4 In this rank's own gradients, every inf, -inf and nan is counted, whatever shape
        and strides the tensors have. The time until the collectives have finished counts
-       as "communication".
+       as "communication", and nothing else does.
     Check: distlab check 4.2
     """
     ### BEGIN SOLUTION monitoring.suspects

@@ -53,6 +53,28 @@ def until(step: int) -> Change:
     return change
 
 
+def ended_by(signal: str) -> Change:
+    """The process ended by another signal than SIGKILL."""
+
+    def change(run: RecordedRun) -> RecordedRun:
+        events = [
+            e._replace(text=signal) if e.text == "SIGKILL" else e for e in run.events
+        ]
+        return RecordedRun(run.reports, events)
+
+    return change
+
+
+def without(rank: int) -> Change:
+    """A run that this rank isn't part of."""
+
+    def change(run: RecordedRun) -> RecordedRun:
+        reports = [report for report in run.reports if report.rank != rank]
+        return RecordedRun(reports, [e for e in run.events if e.rank != rank])
+
+    return change
+
+
 def seen_late(run: RecordedRun) -> RecordedRun:
     """The agent looks at the killed process last."""
     cause = [e for e in run.events if e.kind == given.ENDED and e.text[:3] == "SIG"]
@@ -264,6 +286,8 @@ _LAST = "the last rank is stopped; one of the others has timed out so far"
 _FIRST = "the first rank is stopped; one of the others has timed out so far"
 _JUST = "just late: 1.05 s, and the median of the others is 0.5 s"
 _TWICE = "1.0 s, and the median of the others is 0.5 s: twice as long, not longer"
+_EVEN = "three ranks: 2.125 s, and the median of the others is 1 s"
+_NOT_EVEN = "three ranks: 1.75 s, and the median of the others is 1 s"
 _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
 _PLACES = {_LAST: -1, _FIRST: 0}
 LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
@@ -287,6 +311,9 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a rank is killed, the agent sees it last", _K, 2, (seen_late,)),
         ("rank 0 is killed", "killed_rank_0", 0, (seen_late,)),
         ("a data worker is killed", _W, 3, ()),
+        ("a rank ends by SIGSEGV", _K, 2, (ended_by("SIGSEGV"),)),
+        ("a rank ends by SIGBUS, seen last", _K, 2, (seen_late, ended_by("SIGBUS"))),
+        ("a rank ends by SIGTERM", "killed_rank_0", 0, (ended_by("SIGTERM"),)),
         ("a rank is killed; another has completed the step", _K, 2, (ahead(0),)),
         ("a data worker is killed; a rank is a step ahead", _W, 3, (ahead(1),)),
     ),
@@ -306,6 +333,8 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
             (own_times(20, 0.1, 0.1, 0.1, 0.1),),
         ),
         (_JUST, "slow", 0, (own_times(9, 0.5, 0.5, 0.95, 1.05),)),
+        (_EVEN, "slow", 0, (without(0), own_times(9, 0, 0.25, 1.75, 2.125))),
+        (_NOT_EVEN, "slow", 0, (without(0), own_times(9, 0, 0.25, 1.75, 1.75))),
         (_TWICE, "slow", 0, (own_times(9, 0.5, 0.5, 0.5, 1.0),)),
         ("a rank late in 4 steps, so far", "slow", 0, (until(12),)),
         ("one rank pauses in one step", "pause", 0, ()),
@@ -335,6 +364,7 @@ _NOT_SLOW = {
     "a rank late in 4 steps, so far",
     "late up to the newest step, in which it is as fast as the others",
     _TWICE,
+    _NOT_EVEN,
 }
 
 

@@ -94,6 +94,12 @@ BY_HAND = (
     # More than max_members join, while a member is unheard that may be ahead.
     ByHand((*_FOUR[:3], "9 cut a", "9.1 join b 7 1", "9.2 join c 7 1", "9.3 join d",
             "9.4 join d", "9.5 join e", "10 end d"), Settings(max_members=3)),
+    # A copy of a Join changes neither its place nor anything else.
+    ByHand(("0 join a", "0.1 join b", "8 join d", "8.1 join e", "8.2 join d",
+            "8.3 join f", "8.4 join a 5 1", "8.5 join b 5 1"),
+           Settings(max_members=3)),
+    _four("9 end a", "9.1 join f", "9.2 join e", "9.3 join f", "9.4 join d 7 1",
+          "9.5 join c 7 1", "9.6 join b 7 1", max_members=5),
     # At the deadline, or after it, something happens before the Tick comes.
     ByHand(("0 join a", "1 join b", "6 end b"), late_s=_LATE_TICK),
     ByHand(("0 join a", "1 join b", "6.03 cut b", "20 join b"), late_s=_LATE_TICK),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from distlab.comm import Disk, DiskError
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.crashes import complete_when_it_returns
 from distlab.grading.checks.fault_tolerance.disks import (
@@ -104,12 +105,116 @@ def one_failure(
 FAILED = [on_ranks(fail_once, size=size) for size in SIZES]
 
 
-@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=FAILED)
+class FailsOnce(RankDisk):
+    """The disk of a rank; its operation number `fails_at` raises an error."""
+
+    def __init__(
+        self, disk: Disk, context: RankContext, rows: list[Row], fails_at: int
+    ) -> None:
+        super().__init__(disk, context, rows)
+        self._left = fails_at
+        self.failed: list[str] = []  # the operation, and its path
+        self.may_return = False  # the shard and the manifest have been written
+
+    def _begin(self, name: str, *arguments: str | bytes) -> None:
+        super()._begin(name, *arguments)
+        self._count(name, *(path for path in arguments if isinstance(path, str)))
+
+    def _count(self, name: str, *paths: str) -> None:
+        self.may_return |= name in ("names", "read", "remove")
+        self._left -= 1
+        if self._left == -1:
+            self.failed = [name, *paths]
+            raise DiskError(f"{name} failed: {ODD}")
+
+    def read(self, path: str) -> bytes:
+        """See Disk."""
+        self._count("read", path)
+        return super().read(path)
+
+    def names(self) -> list[str]:
+        """See Disk."""
+        self._count("names")
+        return super().names()
+
+
+ODD = "input/output error"
+MOST_CALLS = 40
+
+
+def fail_anywhere(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """Each call of one rank's disk fails in turn, those of remove_old included."""
+    found = []
+    for bad in (0, 1):
+        for number in range(MOST_CALLS):
+            record = _one_call_fails(unit, seed, bad, number)
+            if not record["failed"]:
+                break
+            found.append(record)
+    return found
+
+
+def _one_call_fails(unit: ModuleType, seed: int, bad: int, number: int) -> Any:
+    disk, disks = SimDisk(files_of_step(OLD_STEPS[0], 2, seed)), dict[int, FailsOnce]()
+
+    def program(context: RankContext) -> str:
+        rank = context.rank
+        at = number if rank == bad else MOST_CALLS
+        own = disks[rank] = FailsOnce(disk, context, [], at)
+        try:
+            unit.save(context.comm, own, STEP, {"weight": torch.ones(2)}, {}, 1)
+        except Exception as error:
+            return type(error).__name__
+        return "returned"
+
+    said, end = play_on_disk(program, 2)
+    own = disks[bad]
+    return {
+        "bad": bad,
+        "failed": own.failed,
+        "free": own.may_return,
+        "said": said,
+        "end": end,
+    }
+
+
+ANYWHERE = on_ranks(fail_anywhere)
+
+
+def _expect_told(record: dict[str, Any]) -> None:
+    """All ranks raise CheckpointError; after an error of remove_old, or all return."""
+    said, call = record["said"], ", ".join(f'"{p}"' for p in record["failed"][1:])
+    what = f"rank {record['bad']}'s disk.{record['failed'][0]}({call}) failed"
+    rule = "catch the error, exchange it, and raise on every rank"
+    if record["end"]:
+        raise NotYetError(
+            f"{what}: {record['end']}",
+            slug="raised-alone",
+            kind="DEADLOCK" if "wait" in record["end"] else "NOT YET",
+            rule=rule,
+            played=2,
+        )
+    right = [["CheckpointError"] * 2, *[["returned"] * 2] * record["free"]]
+    if said in right:
+        return
+    other = next(rank for rank in (0, 1) if said[rank] != "CheckpointError")
+    got = said[other] if said[other] == "returned" else f"raised {said[other]}"
+    raise NotYetError(
+        f"{what}, and rank {other} {got}: expected a CheckpointError on both ranks",
+        slug="error-swallowed" if said == ["returned"] * 2 else "raised-alone",
+        rule=rule,
+        played=2,
+    )
+
+
+@clause(TASK, "C4", worlds=(1,), plays=SIZES, runs=[*FAILED, ANYWHERE])
 def an_error_on_every_rank(runs: Runs) -> str | None:
     """What each rank raises if one cannot write its shard or the manifest."""
     for size in SIZES:
         for record in worked_out(runs, fail_once, size=size).values[0]:
             _expect_error(record, size)
+    for record in worked_out(runs, ANYWHERE).values[0]:
+        _expect_told(record)
     return "a full disk on one rank, with the shard or the manifest; a wrong dtype"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -71,6 +72,7 @@ def cases(seed: int) -> Iterator[Case]:
     wide = files_of_step(WIDE, NUM_WIDE, seed)
     yield f"step {WIDE} of {NUM_WIDE} ranks", files | wide, WIDE, ()
     yield from _damaged(files)
+    yield from _recorded_otherwise(files)
     yield "shards of step 200 without a manifest", files | alone, NEW, ()
     yield "files of other programs", files | foreign, NEW, ()
     yield "temporary files", files | {"step-200.json.tmp": files[manifest]}, NEW, ()
@@ -117,7 +119,11 @@ def cases(seed: int) -> Iterator[Case]:
     yield "an empty disk", {}, -1, ()
     yield "shards without a manifest, and foreign files", alone | foreign, -1, ()
     torn = {n: data[:-1] if ".json" in n else data for n, data in files.items()}
-    yield "all manifests are torn", torn, None, (manifest,)
+    steps = (NEW, OLD, AS_TEXT, 8)
+    every = tuple(map(given.manifest_name, steps))
+    yield "all manifests are torn", torn, None, every
+    first = tuple(_first_shard(files, step) for step in steps)
+    yield "of each checkpoint a shard is torn", _cut(files, *first), None, first
 
 
 def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
@@ -132,6 +138,21 @@ def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
         AS_TEXT,
         (new, old),
     )
+
+
+def _recorded_otherwise(files: dict[str, bytes]) -> Iterator[Case]:
+    """A record of the newest manifest differs in its last digit, or in its size."""
+    name = given.manifest_name(NEW)
+    first, *others = given.decode_manifest(files[name]).files
+    last = "0" if first.sha256[-1] != "0" else "1"
+    for what, record in (
+        ("SHA-256 in the last digit", replace(first, sha256=first.sha256[:-1] + last)),
+        ("size", replace(first, num_bytes=first.num_bytes + 1)),
+    ):
+        manifest = given.Manifest(step=NEW, files=(record, *others))
+        data = given.encode_manifest(manifest)
+        text = f'the manifest has another {what} for "{first.name}"'
+        yield text, _with(files, name, data), OLD, (first.name,)
 
 
 def _first_shard(files: dict[str, bytes], step: int) -> str:
@@ -342,9 +363,12 @@ def none_or_an_error(runs: Runs) -> str | None:
                 if record["raised"]
                 else "None only if there is no manifest at all",
             )
-        if step is None and names[0] not in record["refused"][0]:
+        missing = [name for name in names if step is None]
+        missing = [name for name in missing if name not in record["refused"][0]]
+        if missing:
             raise NotYetError(
-                f'{what}: the CheckpointError says "{record["refused"][0]}", '
-                f'which does not name "{names[0]}"'
+                f'{what}: the CheckpointError does not name "{missing[0]}"',
+                rule="its message has the line of every checkpoint that was refused",
+                evidence=_lines(record["refused"]),
             )
     return None

@@ -43,13 +43,17 @@ KEEP = 2
 
 def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """The first crash that leaves less than was promised, and the operations."""
-    for files in ({"a.json": OLD}, {}):
+    old = {"a.json": OLD}
+    stale = {f"a.json{given.TEMPORARY}": NEW + OLD}, {f"a.json{given.TEMPORARY}": b"t"}
+    for files in (old, {}, *(old | one for one in stale)):
         done: list[Row] = []
         disk = SimDisk(files)
         unit.write_file(NotedDisk(disk, done), "a.json", NEW)
         rows = [row[1:] for row in done]
         if disk.names() != ["a.json"]:
             return {"names": disk.names(), "rows": rows}
+        if disk.read("a.json") != NEW:
+            return {"content": disk.read("a.json").decode(), "names": [*files]}
 
         def program(disk: Disk, tell: Callable[[Any], None]) -> None:
             unit.write_file(disk, "a.json", NEW)
@@ -63,7 +67,7 @@ def write_one(context: RankContext, unit: ModuleType, seed: int) -> Any:
                     "when": when(point),
                     "left": None if left is None else left.decode("latin-1"),
                     "told": bool(point.told),
-                    "was": OLD.decode() if files else None,
+                    "was": OLD.decode() if "a.json" in files else None,
                     "rows": rows,
                 }
     return None
@@ -86,6 +90,12 @@ def a_file_in_full(runs: Runs) -> str | None:
     wrong = worked_out(runs, write_one).values[0]
     if wrong is None:
         return "at every crash, with all that can be left of what was not synced"
+    if "content" in wrong:
+        raise NotYetError(
+            f'write_file(disk, "a.json", …) leaves "{wrong["content"]}" in the file, '
+            f'expected "{NEW.decode()}"; before, the disk had {listed(wrong["names"])}',
+            rule="a crash may have left a temporary file: write replaces it",
+        )
     if "names" in wrong:
         raise NotYetError(
             f'write_file(disk, "a.json", …) leaves {listed(wrong["names"])} on the '

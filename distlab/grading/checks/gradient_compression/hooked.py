@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Call, Comm, Work, Wrapper
-from distlab.given.compression import FlatBucket
+from distlab.given.compression import FlatBucket, Residuals
+from distlab.grading.kit.values import close
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
@@ -100,7 +101,38 @@ def take_steps(
                 return {"sums": sums, "heard": heard, "returned": [repr(work)[:60]]}
             work.wait()
         sums.append([bucket.flat.clone() for bucket in buckets])
-    return {"sums": sums, "heard": heard, "returned": []}
+    return {"sums": sums, "heard": heard, "returned": [], "kept": _kept(hook, buckets)}
+
+
+def _kept(hook: Any, buckets: list[FlatBucket]) -> list[Tensor]:
+    """What a checkpoint finds in hook.residuals, by bucket; [] without Residuals."""
+    residuals = getattr(hook, "residuals", None)
+    if not isinstance(residuals, Residuals):
+        return []
+    return [residuals.of(bucket) for bucket in buckets]
+
+
+def expect_kept_in_residuals(
+    run: Run, expected: list[list[Tensor]], near: float
+) -> None:
+    """By bucket and rank: what is left after the last step is in hook.residuals.
+
+    Raises:
+        NotYetError: it isn't, although the steps are right.
+    """
+    for rank, value in enumerate(run.values):
+        kept = value["kept"]
+        for bucket, of_ranks in enumerate(expected):
+            right = of_ranks[rank]
+            if kept and close(kept[bucket], right, near):
+                continue
+            is_empty = not kept or not bool(kept[bucket].any())
+            raise NotYetError(
+                f"after {STEPS} steps, self.residuals of rank {rank} "
+                + ("has nothing" if is_empty else "has something else than the rest")
+                + f" for bucket {bucket}: a checkpoint would lose the rest",
+                rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
+            )
 
 
 def expect_work(run: Run) -> None:
@@ -144,6 +176,13 @@ def expect_no_wait_in_call(run: Run) -> None:
     """
     expect_work(run)
     for record in run.ranks:
+        if not any(when == "call" for _, _, when, *_ in record.value["heard"]):
+            raise NotYetError(
+                f"rank {record.rank}: the hook returned, and no message was started; "
+                "while backward() goes on, nothing is sent",
+                evidence=heard_lines(run),
+                rule="start with async_op=True in the call, wait in wait()",
+            )
         for op, waits, when, *_ in record.value["heard"]:
             if waits and when == "call":
                 act = op if op == "wait()" else f"comm.{op}"

@@ -19,7 +19,9 @@ from distlab.grading.checks.gradient_compression.hooked import (
 )
 from distlab.grading.checks.gradient_compression.int8_mistakes import MISTAKES, guesses
 from distlab.grading.checks.gradient_compression.int8_steps import (
+    FACTORS,
     LOST,
+    NARROW,
     NUM_SMALL,
     PEAK,
     RESIDUAL,
@@ -29,10 +31,12 @@ from distlab.grading.checks.gradient_compression.int8_steps import (
     compress_falling,
     compress_infinite,
     compress_narrow,
+    compress_scaled,
     falling,
     gradients,
     narrow,
     scale_of,
+    scaled,
     wrapped,
 )
 from distlab.grading.clause import clause
@@ -140,6 +144,26 @@ def _expect_one_scale(runs: Runs) -> None:
     )
 
 
+def _expect_any_size(runs: Runs) -> None:
+    """Gradients of about 1e-6 and 1e8, in float32."""
+    n = runs.world_size
+    for bucket, (parts, factor) in enumerate(
+        zip(scaled(runs.seed, n)[0], FACTORS, strict=True)
+    ):
+        total = torch.stack(parts).double().sum(0)
+        bound = 1.01 * n * scale_of(parts, 127 // n)
+        actual = sums_of(runs.finished(compress_scaled), 0, bucket)
+        if all(off(a, total) <= bound for a in actual):
+            continue
+        gap = max(off(a, total) for a in actual)
+        raise NotYetError(
+            f"the same bucket in float32, {factor:g} times as large: bucket.flat after "
+            f"wait() is off by {gap:.3g}, expected at most {bound:.3g}",
+            evidence=_rows(actual, total, bound),
+            rule="the scale follows from the largest element, however small or large",
+        )
+
+
 def _expect_infinite_once(runs: Runs) -> None:
     """An inf or nan of one rank is seen by all, in its own step and in no other."""
     n, run = runs.world_size, runs.finished(compress_infinite)
@@ -196,22 +220,29 @@ class _Narrow(NamedTuple):
 
 
 def _narrow_results(runs: Runs) -> Iterator[_Narrow]:
-    for bucket, (part,) in enumerate(narrow(runs.seed)[0]):
+    every = [
+        (dtype, bucket, of_ranks[0])
+        for dtype in NARROW
+        for bucket, of_ranks in enumerate(narrow(runs.seed, dtype)[0])
+    ]
+    for dtype, bucket, part in every:
         total = part.double()
-        actual = sums_of(runs.finished(compress_narrow), 0, bucket)[0]
+        actual = sums_of(runs.finished(compress_narrow, dtype=dtype), 0, bucket)[0]
         scale = scale_of([part], 127)
-        bound = 1.5 * scale  # the sum is rounded to bfloat16, too
+        bound = 1.5 * scale  # the sum is rounded to 16 bits, too
         guess = torch.where(total > 126.5 * scale, -total, total)
         # 128 scales are one more than the largest element.
         overflown = off(actual, total) > bound and off(actual, guess) <= 2.5 * scale
-        what = "a bucket of bfloat16 on one rank"
+        largest = float(part.abs().max())
+        what = f"a bucket of {dtype} on one rank, the largest element {largest:.3g}"
         yield _Narrow(what, actual, total, bound, overflown)
 
 
 def _near(world_size: int) -> list[RunSpec]:
     plays: list[RunSpec] = [on_ranks(compress), on_ranks(compress_falling)]
     plays += [on_ranks(compress_infinite)]
-    return [*plays, *[on_ranks(compress_narrow)] * (world_size == 1)]
+    alone = [on_ranks(compress_narrow, dtype=dtype) for dtype in NARROW]
+    return [*plays, on_ranks(compress_scaled), *alone * (world_size == 1)]
 
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_near)
@@ -230,6 +261,7 @@ def near_the_sum(runs: Runs) -> str | None:
         _expect_one_scale(runs)
     else:
         _expect_narrow(runs)
+    _expect_any_size(runs)
     _expect_infinite_once(runs)
     expect_messages(run, "bucket.flat is right, but comm was not used")
     return f"n = {runs.world_size}: {127 // runs.world_size} levels"
@@ -307,6 +339,16 @@ def rounding_is_made_up_for(runs: Runs) -> str | None:
         if off(actual, total) > bound:
             _expect_own_residuals(runs)
             _lost(rank, actual, total, bound)
+    kept = [value["kept"][0] for value in run.values if value["kept"]]
+    left = torch.stack(kept).double().sum(0) if kept else torch.zeros(SIZE)
+    if off(found[0] + left, total) > 0.02 * bound:
+        is_empty = not bool(left.any())
+        raise NotYetError(
+            f"after {STEPS} steps, self.residuals "
+            + ("is empty" if is_empty else "isn't what the steps have rounded off")
+            + ": a checkpoint would lose the rest",
+            rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
+        )
     return f"{STEPS} steps: off by less than one rounding"
 
 

@@ -21,6 +21,8 @@ from distlab.runner import RankContext
 
 SIZE, STEPS, PEAK = 40, 12, 127.0
 PEAKS = (1.40625, 2.65625)
+NARROW = {"bfloat16": PEAKS, "float16": (2.0**-14, 2.0**-10)}
+FACTORS = (1e-8, 1e6)
 NUM_SMALL = 16
 """Elements 1 … of the first bucket: the same in each step, and rounded to zero."""
 RESIDUAL = slice(1, 5)
@@ -100,20 +102,37 @@ def infinite(seed: int, n: int) -> Gradients:
     return found
 
 
-def narrow(seed: int) -> Gradients:
-    """One step of bfloat16 on one rank: PEAKS / 127 is rounded down there."""
+def narrow(seed: int, dtype: str) -> Gradients:
+    """One step of 16 bits on one rank.
+
+    In bfloat16, PEAKS / 127 is rounded down; in float16, a scale has few digits.
+    """
     found: Gradients = [[]]
-    for peak in PEAKS:
+    for peak in NARROW[dtype]:
         generator = torch.Generator().manual_seed(seed)
         one = (2 * torch.rand(SIZE, generator=generator) - 1) * peak
         one[3] = peak
-        found[0].append([one.to(torch.bfloat16)])
+        found[0].append([one.to(getattr(torch, dtype))])
     return found
 
 
-def compress_narrow(context: RankContext, unit: ModuleType, seed: int) -> Any:
+def compress_narrow(
+    context: RankContext, unit: ModuleType, seed: int, dtype: str
+) -> Any:
     """A step with the gradients of `narrow`."""
-    return take_steps(context, unit.Int8(), narrow(seed))
+    return take_steps(context, unit.Int8(), narrow(seed, dtype))
+
+
+@lru_cache(maxsize=32)
+def scaled(seed: int, n: int) -> Gradients:
+    """One step in float32: bucket 0 is far smaller, bucket 1 far larger."""
+    of_ranks = gradients(seed, n)[1][1]  # one rank has the largest: no overflow
+    return [[[(factor * one).float() for one in of_ranks] for factor in FACTORS]]
+
+
+def compress_scaled(context: RankContext, unit: ModuleType, seed: int) -> Any:
+    """A step with the gradients of `scaled`."""
+    return take_steps(context, unit.Int8(), scaled(seed, context.world_size))
 
 
 def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:

@@ -29,6 +29,8 @@ what an orthonormal basis adds to such a P is any."""
 OLD = [[1, 0, 3, 2, 6, 4], [7, 10], [5], [9, 8, 11, 12]]
 NEW = [[4, 10, 0], [6, 2, 11, 5, 1], [3, 7], [8, 9, 12]]
 """The parameters of each bucket, in their order: before step MOVED, and from it on."""
+FACTORS = {5: 1e-6, 4: 1e6}
+"""Parameters whose gradients are so much smaller or larger than the others'."""
 MATRICES = [i for i, shape in enumerate(SHAPES) if len(shape) > 1]
 OTHERS = [i for i, shape in enumerate(SHAPES) if len(shape) <= 1]
 SIZES = [torch.Size(shape).numel() for shape in SHAPES]
@@ -65,12 +67,14 @@ def gradients(seed: int, n: int) -> Rows:
     for step in range(STEPS):
         found.append([])
         for parameter, size in enumerate(SIZES):
-            ranks = [drawn(size) for _ in range(n)]
+            factor = FACTORS.get(parameter, 1.0)
+            ranks = [factor * drawn(size) for _ in range(n)]
             if parameter in MATRICES and step == 0:
                 rows, columns = sides(parameter)
                 rank = {EMPTY: 0, LOW: 1}.get(parameter, min(RANK, rows, columns))
                 basis = drawn(rows, rank)
-                ranks = [(basis @ drawn(rank, columns)).reshape(-1) for _ in range(n)]
+                lows = [basis @ drawn(rank, columns) for _ in range(n)]
+                ranks = [factor * low.reshape(-1) for low in lows]
             found[-1].append(ranks)
     return found
 

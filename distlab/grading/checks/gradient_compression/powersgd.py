@@ -42,7 +42,13 @@ from distlab.grading.checks.gradient_compression.several import (
 )
 from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.messages import expect_messages
-from distlab.grading.kit.values import Suspect, expect_equal_bits, expect_values
+from distlab.grading.kit.values import (
+    Suspect,
+    brief,
+    close,
+    expect_equal_bits,
+    expect_values,
+)
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -203,10 +209,30 @@ def residual_and_factor_are_kept(runs: Runs) -> str | None:
                 "no-error-feedback",
                 "factor-forgotten",
             )
+        _expect_residuals(runs)
     if runs.world_size > 1:  # what is sent dense is C4's, and one rank sends nothing
         with judged_after(factors_only, runs, "C4"):
             expect_kept(runs)
     return f"{STEPS} steps of {NUM_BUCKETS} buckets"
+
+
+def _expect_residuals(runs: Runs) -> None:
+    """The ranks' residuals add up to what the sums of all steps lack."""
+    n, seed = runs.world_size, runs.seed
+    steps, sums = gradients(seed, n), expected(seed, n)
+    run = runs.finished(compress)
+    for bucket in range(NUM_BUCKETS):
+        own = torch.stack([one for step in steps for one in step[bucket]]).sum(0)
+        right = own - torch.stack([step[bucket][0] for step in sums]).sum(0)
+        kept = [value["kept"][bucket] for value in run.values if value["kept"]]
+        left = torch.stack(kept).sum(0) if kept else torch.zeros_like(right)
+        if not close(left[:MATRIX], right[:MATRIX], 1e-6):
+            raise NotYetError(
+                f"after {STEPS} steps, self.residuals of the ranks add up to "
+                f"{brief(left[:MATRIX])}, and the sums lack {brief(right[:MATRIX])}: "
+                "a checkpoint would lose the rest",
+                rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
+            )
 
 
 @clause(TASK, "C4", worlds=WORLDS, runs=_plays)

@@ -17,6 +17,7 @@ from distlab.grading.checks.gradient_compression.hooked import (
     WORLDS,
     Gradients,
     bytes_over,
+    expect_kept_in_residuals,
     expect_no_wait_in_call,
     expect_work,
     heard_lines,
@@ -107,6 +108,18 @@ def expected(
     sends: Sends = _largest,
 ) -> list[list[Tensor]]:
     """By step and bucket the sum; `share`: one residual for both buckets."""
+    return _played(seed, n, keeps, add, share, sends)[0]
+
+
+def _played(
+    seed: int,
+    n: int,
+    keeps: Keeps = right,
+    add: bool = True,
+    share: bool = False,
+    sends: Sends = _largest,
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """The sums, and by bucket and rank what is left after the last step."""
     held = [[torch.zeros(SIZE, dtype=torch.float64)] * n for _ in range(NUM_BUCKETS)]
     sums = list[list[Tensor]]()
     for of_buckets in gradients(seed, n):
@@ -125,7 +138,7 @@ def expected(
                 for g, p, s in zip(ranks, parts, sent, strict=True)
             ]
             sums[-1].append(total)
-    return sums
+    return sums, held
 
 
 def _only(values: Tensor, by: Tensor) -> Tensor:
@@ -220,6 +233,8 @@ def nothing_is_lost(runs: Runs) -> str | None:
     """All steps and buckets, against guesses of what was kept."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
         _expect_sum(runs, step, bucket, partial(_later, runs, step, bucket))
+    run, left = runs.finished(compress), _played(runs.seed, runs.world_size)[1]
+    expect_kept_in_residuals(run, left, SINGLE)
     return f"n = {runs.world_size}: {STEPS} steps of {NUM_BUCKETS} buckets"
 
 

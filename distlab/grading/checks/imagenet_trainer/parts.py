@@ -20,6 +20,7 @@ from distlab.grading.kit.flat import weights_of
 
 SCALE, LR, DECAY = 8.0, 0.5, 0.75
 STEPS, OVERFLOW = 4, 1  # in step OVERFLOW, counted from 0, a gradient is not finite
+LARGE = 300
 Batch = tuple[Tensor, Tensor]
 
 
@@ -45,13 +46,16 @@ def new_model(seed: int) -> nn.Sequential:
 
 
 def batches(seed: int, world_size: int) -> list[list[Batch]]:
-    """By step and rank: in step s rank r has 5 + r + s samples; one is infinite."""
+    """By step and rank: in step s rank r has 5 + r + s samples; one is infinite.
+
+    In the last step each has LARGE more, so the global batch has more than 256.
+    """
     generator = torch.Generator().manual_seed(seed)
     found = []
     for step in range(STEPS):
         row = []
         for rank in range(world_size):
-            size = 5 + rank + step
+            size = 5 + rank + step + LARGE * (step == STEPS - 1)
             inputs = torch.randn(size, 5, generator=generator, dtype=torch.float64)
             targets = torch.randint(3, (size,), generator=generator)
             if step == OVERFLOW and rank == world_size - 1:

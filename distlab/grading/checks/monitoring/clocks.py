@@ -39,6 +39,8 @@ class Clocks:
             in_ns = f"{name}_ns"
             setattr(self.module, in_ns, lambda kind=kind: int(self.now[kind] * 1e9))
         setattr(self.module, "clock_gettime", self._by_number)  # noqa: B010 - its type
+        whole = lambda number: int(self._by_number(number) * 1e9)  # noqa: E731
+        setattr(self.module, "clock_gettime_ns", whole)  # noqa: B010 - its type
 
     def compute(self, seconds: float) -> None:
         """The process works."""

@@ -121,6 +121,7 @@ def slow_ones(seed: int) -> list[History]:
             "slow in 4 of 7 steps, some long for all", 4, (0, 1, 2, 3), 7, (1, 2, 4, 6)
         ),
         _at_the_limit(draw),
+        *_BY_HAND,
     ]
 
 
@@ -130,6 +131,32 @@ def _at_the_limit(draw: random.Random) -> History:
     rows = [Row(rank, 0.25, 0.75, 0.625, 1.0, 4, 0, 77) for rank in ranks]
     rows[2] = rows[2]._replace(compute_s=1.25, communication_s=0.125)
     return History("own time 1.5 times the others', not more", [rows] * 3, [])
+
+
+def _of_own_times(what: str, own_s: dict[int, float], *late: int) -> History:
+    """Three equal steps, in which the ranks compute for so long."""
+    rows = [Row(r, 0.0, s, 4.0 - s, 1.0, 4, 0, 77) for r, s in own_s.items()]
+    return History(what, [rows] * 3, [*late])
+
+
+_BY_HAND = [
+    _of_own_times(
+        "own time just above 1.5 times the others'",
+        {7: 1.0, 2: 1.5078125, 5: 1.0, 9: 1.0},
+        2,
+    ),
+    _of_own_times(
+        "the median of the others lies between 1 and 3 s, and it takes 3.25 s",
+        {10: 1.0, 2: 3.25, 4: 1.0, 6: 3.0, 8: 3.0},
+        2,
+    ),
+    _of_own_times(
+        "slow ranks 10 and 2, in descending order",
+        {10: 2.0, 9: 1.0, 8: 1.0, 7: 1.0, 6: 1.0, 2: 2.0},
+        2,
+        10,
+    ),
+]
 
 
 def replicas(seed: int) -> list[History]:
@@ -157,6 +184,12 @@ def replicas(seed: int) -> list[History]:
         ]
         wrong = [row.rank for row, p in zip(step, pattern, strict=True) if p in unlike]
         found.append(History(f"checksums {' '.join(pattern)}", [step], sorted(wrong)))
+    numbers = {10: 5, 9: 7, 2: 6, 1: 7, 0: 7}
+    rows = [Row(r, 0.0, 1.0, 0.5, 1.0, 4, 0, number) for r, number in numbers.items()]
+    found.append(History("ranks 10 and 2 differ, in descending order", [rows], [2, 10]))
+    all_unlike = [row._replace(checksum=row.rank) for row in rows]
+    all_ranks = sorted(numbers)
+    found.append(History("no two ranks agree, 10 to 0", [all_unlike], all_ranks))
     return found
 
 
@@ -192,4 +225,14 @@ def poisoned(seed: int) -> list[History]:
         history("a nan on two of 6 ranks in the same step", 6, 3, 2),
         history("no nan", 4, None),
         history("one rank, a nan in step 2", 1, 1),
+        _nan_on(10, 2),
     ]
+
+
+def _nan_on(*origins: int) -> History:
+    """In the second step; the records are in descending order of their ranks."""
+    steps = [
+        [Row(r, 0.0, 1.0, 0.5, 1.0, 4, (r in origins) * k, 77) for r in (11, 10, 2, 1)]
+        for k in range(3)
+    ]
+    return History("a nan on ranks 10 and 2 in the same step", steps, sorted(origins))

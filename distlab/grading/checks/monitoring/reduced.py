@@ -43,14 +43,15 @@ def gradients_of(seed: int, rank: int, bad: tuple[float, ...] = ()) -> list[Tens
 def count(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """What count_nonfinite returns for each case, and for parameters without .grad.
 
-    The first gradient is a transpose: its elements are not next to each other.
+    The second gradient is a transpose: its elements are not next to each other.
     """
     found = []
     for bad in BAD:
-        first, *others = gradients_of(seed, 0, bad)
-        gradients: list[Tensor | None] = [first.t(), *others]
+        first, single, third, *others = gradients_of(seed, 0, bad)
+        gradients: list[Tensor | None] = [third, first.t(), None, single, *others]
         with in_call(f"count_nonfinite, with {words(bad)}"):
-            found.append(number(unit.count_nonfinite([None, *gradients, None]), int))
+            one_by_one = (g for g in [*gradients, None])  # any Iterable
+            found.append(number(unit.count_nonfinite(one_by_one), int))
     with in_call("count_nonfinite([None])"):
         found.append(number(unit.count_nonfinite([None]), int))
     return found

@@ -40,7 +40,21 @@ def cases(seed: int) -> list[Step]:
         ]
         for nums in counts
     ]
-    return [*steps, _with_nan(steps[3])]
+    return [*steps, _with_nan(steps[3]), _SLOWEST_IDLE, _WAITS_LONGEST]
+
+
+_SLOWEST_IDLE = [
+    Row(12, 0.25, 0.5, 0.25, 2.0, 4),
+    Row(3, 0.5, 2.5, 1.0, NAN, 0),
+    Row(1, 0.25, 0.25, 0.5, 1.0, 12),
+]
+"""The slowest rank has no samples; ranks 12, 3 and 1 are in another order as text."""
+_WAITS_LONGEST = [
+    Row(2, 0.25, 1.25, 0.5, 2.0, 4),
+    Row(0, 0.0, 0.5, 2.5, 1.0, 4),
+    Row(11, 0.5, 1.25, 0.25, 3.0, 8),
+]
+"""The step time of the rank that computes least is the longest."""
 
 
 def _with_nan(step: Step) -> Step:

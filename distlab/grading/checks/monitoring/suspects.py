@@ -33,11 +33,11 @@ _LINES, _STEPS = 6, 5  # ranks and steps in the evidence
 
 
 def read_ranks(told: Any) -> list[int] | str:
-    """Ranks in ascending order, or what was returned instead."""
+    """Ranks as they were returned, or what was returned instead."""
     if told is None:
         return "returns None: is a return missing?"
     try:
-        return sorted(operator.index(rank) for rank in told)
+        return [operator.index(rank) for rank in told]
     except TypeError:
         return f"returns {told!r:.50}, not a list of ranks"
 
@@ -103,6 +103,12 @@ def _expect(
             ),
             None,
         )
+        if sorted(told) == history.ranks:
+            raise NotYetError(
+                f"{function} returns the ranks {told}, expected ascending order: "
+                f"{history.ranks}",
+                rule="sorted(…) of ranks as numbers",
+            )
         named = f"{function} names {_listed(told)}, expected {_listed(history.ranks)}"
         raise NotYetError(
             f"{history.what}: {named}" + (f"; {mistake.sentence}" if mistake else ""),

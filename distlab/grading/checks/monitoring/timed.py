@@ -69,7 +69,23 @@ def time_parts(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
                 now_s[0] += lasts_s
                 inside += 1
         seconds.append({part: number(timer.seconds[part]) for part in PARTS})
-    return {"seconds": seconds, "inside": inside}
+    return {"seconds": seconds, "inside": inside, "raised": _raised_in(timer)}
+
+
+class _BlockError(Exception):
+    """The block of measure raises it."""
+
+
+def _raised_in(timer: Any) -> str:
+    """What the caller of measure gets if the block raises."""
+    try:
+        with timer.measure("compute"):
+            raise _BlockError
+    except _BlockError:
+        return ""
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
 
 
 def _differences(values: Sequence[float]) -> list[float]:
@@ -88,6 +104,12 @@ def seconds_add_up(runs: Runs) -> str | None:
     timed = worked_out(runs, time_parts).values[0]
     for step, found in enumerate(timed["seconds"]):
         _expect_parts(found, laps(runs.seed + step))
+    if timed["raised"]:
+        raise NotYetError(
+            "the block of measure() raised an error, and its caller got "
+            f"{timed['raised']}",
+            rule="use try and finally, without return or except: the error goes on",
+        )
     return None
 
 

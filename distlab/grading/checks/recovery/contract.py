@@ -47,6 +47,7 @@ class SupervisorContract:
         self.late_step: Fact = ()  # a higher one, of an older generation, since a step
         self.has_repeated = False  # a step of this generation that is not new, since
         self.stop_code: int | None = None
+        self.stop_reason = ""
         self.kill_at_s, self.has_killed = inf, False
 
     def due(self, event: Fact, now_s: float) -> Due:
@@ -151,6 +152,7 @@ class SupervisorContract:
 
     def _stop(self, reason: str, code: int, now_s: float) -> Due:
         self.stop_code, self.kill_at_s = code, now_s + self.script.grace_s
+        self.stop_reason = reason
         if not self.alive:
             return Due(reason, finish=code)
         return Due(reason, signals=_all(self.alive, SIGTERM))

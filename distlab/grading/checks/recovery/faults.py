@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 from distlab.given.sigkill import SIGKILL
@@ -70,6 +70,7 @@ class Script:
     goes_back: int = 0  # so many steps a new generation repeats
     is_stale: bool = False  # events of the last generation come once more
     interrupt_s: float = inf
+    signal: int = int(SIGTERM)  # that interrupts it
     ticks_s: tuple[float, ...] = ()  # that came without having been asked for
     late_s: float = 0.0  # from the time of a WakeAt to its Tick
 
@@ -142,7 +143,11 @@ BY_HAND = (
     Script(faults=_at((1, 0)), lives={k: Life(inf, 1.0, 9) for k in range(3, 6)},
            num_standbys=0, max_failures=3),
     Script(interrupt_s=4.5, is_stale=True),
-    Script(interrupt_s=1.5),
+    Script(interrupt_s=1.5, signal=int(SIGINT)),
+    # The limit allows one restart of two, and the standbys make up for the other.
+    Script(faults=_at((1, 0), (1, 1)), num_standbys=2, max_restarts=1,
+           is_stale=True),
+    Script(faults=_at((1, 0), (1, 1)), num_standbys=1, max_restarts=1),
     Script(interrupt_s=4.6, faults=_at((1, 1)), lives={3: Life(9.0)}),
     Script(interrupt_s=4.5, lives={1: _IGNORES, 3: _IGNORES}),
     Script(interrupt_s=4.5, lives={1: _IGNORES}, late_s=0.3, ticks_s=(2.0, 6.0)),
@@ -215,7 +220,7 @@ class RecoveringProcesses:
         for at_s in script.ticks_s:
             self._in(at_s, ("tick",))
         if script.interrupt_s < inf:
-            self._in(script.interrupt_s, ("interrupted", int(SIGTERM)))
+            self._in(script.interrupt_s, ("interrupted", script.signal))
 
     def _in(self, seconds: float, event: Fact) -> None:
         if seconds < inf:

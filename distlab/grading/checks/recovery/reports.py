@@ -229,4 +229,30 @@ def cases(seed: int) -> tuple[ReportsCase, ...]:
         case("patience 3", short, (COMPUTE, 5.0, 0.1), (WAIT, 5, 5), patience=3.0),
         case("patience 40", waits, (COMPUTE, 30.0, 0.1), (WAIT, 28, 28), patience=40.0),
     ]  # fmt: skip
-    return (*recorded(), *filter(_is_sure, drawn))
+    return (*recorded(), *filter(_is_sure, drawn), *_AT_LIMITS)
+
+
+def _exact(what: str, *doing: Doing, num_steps: int = 8) -> ReportsCase:
+    """Steps of 1 s without jitter, up to 100 s: all limits are whole seconds."""
+    steps = [Step(98 + k, 100.0 - num_steps + k) for k in range(num_steps + 1)]
+    rows = [
+        Row(rank, steps, what_rank, 128.0 - idle_s, 128.0 - silent_s, False)
+        for rank, (what_rank, idle_s, silent_s) in enumerate(doing, 9)
+    ]
+    return ReportsCase(what, rows[::-1], 128.0)
+
+
+_AT_LIMITS = (
+    _exact("idle for exactly 2 and for 2.25 usual steps", (COMPUTE, 2.0, 0.0),
+           (COMPUTE, 2.25, 0.0)),
+    _exact("idle for exactly 10 and for 10.25 usual steps", (COMPUTE, 10.0, 0.0),
+           (COMPUTE, 10.25, 0.0)),
+    _exact("waiting ranks are silent for 10 and for 10.25 usual steps",
+           (WAIT, 20.0, 10.0), (WAIT, 20.0, 10.25), (WAIT, 10.0, 20.0),
+           (WAIT, 10.25, 20.0)),
+    _exact("saving ranks are silent for 10 and for 10.25 usual steps",
+           (SAVE, 20.0, 10.0), (SAVE, 20.0, 10.25)),
+    _exact("one duration fewer than LEAST", (COMPUTE, 25.0, 0.0),
+           num_steps=LEAST - 1),
+    _exact("exactly LEAST durations", (COMPUTE, 25.0, 0.0), num_steps=LEAST),
+)  # fmt: skip

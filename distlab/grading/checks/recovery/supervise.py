@@ -264,10 +264,11 @@ def _diagnosis(seen: _Fault) -> tuple[str, str]:
             return slug, rule
     if due.reason == "loop" and (not kinds or kinds & {"start", "form"}):
         return _of_loop(contract)
-    if part == "finish" and due.finish and "finish" in kinds:
+    is_of_failures = contract.stop_reason in ("loop", "limit")
+    if part == "finish" and due.finish and is_of_failures and "finish" in kinds:
         code = next(a[1] for a in seen.actions if a[0] == "finish")
         ends = [row.request[2] for row in seen.rows if row.request[0] == "ended"]
-        if code in {c if c >= 0 else 128 - c for c in ends[1:]} - {due.finish}:
+        if code in {c if c >= 0 else 128 - c for c in ends[1:]} - {due.finish, 0}:
             return "code-of-the-last", "the first failure is the cause"
     return "", ""
 
