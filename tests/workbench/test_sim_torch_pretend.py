@@ -350,3 +350,86 @@ print(PartialState().users, rank_zero_only(lambda: "zero")())
         sys.modules.pop(name)
     zero = sys.modules.pop("lightning_utilities.core.rank_zero")
     assert zero.rank_zero_only.rank is None
+
+
+BATCH_NORM = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+local, rank = int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"])
+dist.init_process_group("nccl")
+assert torch.device(local) == torch.device("cuda", local)
+assert isinstance(torch.device(local), torch.device)
+assert torch.zeros(2, device=local).device == torch.ones(2, device="cuda").device
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+alone = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+alone.load_state_dict(net.state_dict())
+net = nn.SyncBatchNorm.convert_sync_batchnorm(net).cuda()
+net = DistributedDataParallel(net, device_ids=[local])
+batch = torch.randn(7, 3, dtype=torch.float64)
+part = batch[:2] if rank == 0 else batch[2:4] if rank == 1 else batch[4:]
+(net(part.cuda()).square().sum() * 3).backward()
+alone(batch).square().sum().backward()
+for ours, known in zip(net.module.state_dict().values(), alone.state_dict().values()):
+    assert torch.allclose(ours, known, rtol=1e-12), (ours, known)
+for ours, known in zip(net.parameters(), alone.parameters()):
+    assert torch.allclose(ours.grad, known.grad, rtol=1e-10), (ours.grad, known.grad)
+"""
+
+FSDP_1 = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+dist.init_process_group("nccl")
+torch.manual_seed(dist.get_rank())
+model = FullyShardedDataParallel(torch.nn.Linear(4, 4), sync_module_states=True)
+with FullyShardedDataParallel.summon_full_params(model):
+    sums = [None] * 2
+    dist.all_gather_object(sums, sum(p.sum().item() for p in model.parameters()))
+assert sums[0] == sums[1]
+"""
+
+BY_HAND = """
+import os, torch, torch.distributed as dist
+
+rank, device = int(os.environ["RANK"]), torch.device("cuda", 0)
+store = dist.PrefixStore("mine", dist.TCPStore("localhost", 1234, 3, rank == 0))
+options = dist.ProcessGroupNCCL.Options()
+group = dist.ProcessGroupNCCL(store, 2 - rank, 3, options)
+assert (group.rank(), group.size()) == (2 - rank, 3)
+numbers = torch.tensor([float(10 ** rank)], device=device)
+group.allreduce([numbers]).wait()
+assert numbers.item() == 111
+parts = [torch.zeros(1) for _ in range(3)]
+group.allgather([parts], [torch.tensor([float(rank)])]).wait()
+assert [part.item() for part in parts] == [2, 1, 0]
+if rank < 2:
+    pair = dist.ProcessGroupGloo(dist.PrefixStore("two", store), rank, 2)
+    pair.allreduce([numbers]).wait()
+    assert numbers.item() == 222
+"""
+
+
+OURS = """
+import os, torch
+import distlab.distributed as dist
+
+dist.init_process_group()
+assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), 3)
+total = torch.tensor([10.0 ** dist.get_rank()])
+dist.all_reduce(total)
+assert total.item() == 111
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks"), [(BATCH_NORM, 3), (FSDP_1, 2), (BY_HAND, 3), (OURS, 3)]
+)
+def test_what_only_gpus_do(tmp_path: Path, script: str, ranks: int) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    run_script(Script(str(path)), ranks).require_finished()

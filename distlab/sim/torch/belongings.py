@@ -39,7 +39,7 @@ from distlab.sim.generators import (
     torchs,
 )
 
-STATEFUL = ("hydra",)
+STATEFUL = ("hydra", "distlab.distributed", "distlab.engines")
 """Libraries known to keep one state per process that a script changes."""
 
 _bootstrap: Any = importlib._bootstrap
@@ -84,7 +84,7 @@ class Process:
         if self._outside is None:
             self._outside = OwnProcess(sys.argv, sys.path, self._folder)
             self.take(self._outside)
-            loaded = [name for name in sys.modules if _top(name) in self._finder.own]
+            loaded = [name for name in sys.modules if self._finder.is_own(name)]
             self._outside.modules |= _taken(sys.modules, loaded)
             sys.meta_path.insert(0, self._finder)
         self.put(own)
@@ -93,6 +93,9 @@ class Process:
         """See `Generators.put`."""
         sys.argv, sys.path = own.argv, own.path
         sys.modules.update(own.modules)
+        for package, name in self._finder.parts:
+            if (part := own.modules.get(f"{package}.{name}")) is not None:
+                setattr(sys.modules[package], name, part)
         _locks.update(own.locks)
         _put_logging(own)
         if own.folder != self._folder:
@@ -135,19 +138,21 @@ class UsersModules:
     def __init__(self, own: Collection[str]) -> None:
         self.names = {"__main__": None}
         self.own = own
+        # Of a package that is shared: what it holds of those is an attribute of it.
+        self.parts = [name.rpartition(".")[::2] for name in own if "." in name]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
         spec = found_by_others(self, name, path, target)
-        if spec is not None and (_top(name) in self.own or _is_users(spec)):
+        if spec is not None and (self.is_own(name) or _is_users(spec)):
             self.names[name] = None
         return spec
 
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
+    def is_own(self, name: str) -> bool:
+        """Whether a module is, or is in, one that every rank loads for itself."""
+        return any(name == own or name.startswith(f"{own}.") for own in self.own)
 
 
 def _is_users(spec: ModuleSpec) -> bool:

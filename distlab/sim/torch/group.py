@@ -182,10 +182,10 @@ class SimProcessGroup(Transfers):
 
     # ── several in one ──────────────────────────────────────────────────────────────
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._gathering = []
 
-    def _end_coalescing(self, device: torch.device) -> TorchWork:
+    def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
         works, self._gathering = self._gathering or [], None
         return self.together(works)
 

@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._device import _device_constructors
 
+from distlab.sim.torch.batch_norm import replace_batch_norm
 from distlab.sim.torch.rank import Rank, here
 from distlab.sim.torch.replacing import Replaced
 from distlab.sim.torch.storages import on_cpu
@@ -47,6 +49,7 @@ def pretended() -> Iterator[None]:
         _replace_streams(replaced)
         _replace_tensors(replaced)
         _replace_classes(replaced)
+        replace_batch_norm(replaced)
         yield
     finally:
         replaced.undo()
@@ -371,8 +374,13 @@ def _replace_tensors(replaced: Replaced) -> None:
     replaced.for_ranks(tensor, "record_stream", _nothing)
     storage: Any = torch.storage._StorageBase
     replaced.for_ranks(storage, "cuda", _itself)
-    for name in ("tensor", "as_tensor", "asarray"):
-        replaced.with_original(_torch, name, _with_device)
+    # An operator that is asked for "cuda" makes its tensor here (see flops), but a
+    # number, as in `device=local_rank`, torch refuses before it comes to that.
+    for make in {*_device_constructors(), torch.asarray}:
+        name = make.__name__
+        if getattr(_torch, name, None) is make:
+            replaced.with_original(_torch, name, _with_device)
+    replaced.put(_torch, "device", _Device)
     replaced.put(_torch, "Generator", _Generator)
     replaced.with_original(_torch, "load", _load)
 
@@ -392,6 +400,28 @@ _OneGenerator = torch.Generator
 
 class _Generator(torch.Generator, metaclass=_KindOfGenerator):
     """In the place of `torch.Generator`."""
+
+
+class _KindOfDevice(type):
+    """Makes torch's own devices; a number alone is that of a GPU."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        if args and type(args[0]) is int and here() is not None:
+            args = ("cuda", *args)
+        return _OneDevice(*args, **kwargs)
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, _OneDevice)
+
+
+_OneDevice = torch.device
+
+
+class _Device(metaclass=_KindOfDevice):
+    """In the place of `torch.device`."""
+
+
+_Device.__module__, _Device.__name__, _Device.__qualname__ = "torch", "device", "device"
 
 
 # ── classes of torch that look at the device ────────────────────────────────────────
@@ -445,6 +475,7 @@ def _loader(original: Any, this: Any, *args: Any, **kwargs: Any) -> None:
 
 def _replace_classes(replaced: Replaced) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp import _init_utils as fsdp_init
 
     for kind, ours in (
         (torch.amp.autocast_mode.autocast, _autocast),
@@ -457,6 +488,9 @@ def _replace_classes(replaced: Replaced) -> None:
         replaced.with_original(kind, "__init__", ours)
     replaced.for_ranks(
         torch.cuda.amp.common, "amp_definitely_not_available", _constant(False)
+    )
+    replaced.for_ranks(
+        fsdp_init, "_check_module_states_for_sync_module_states", _nothing
     )
     replaced.with_original(torch.nn.Module, "to", _moved)
     replaced.with_original(torch.nn.Module, "to_empty", _with_device)

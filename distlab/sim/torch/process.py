@@ -33,12 +33,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
+from distlab.sim.torch.by_hand import replace_by_hand
 from distlab.sim.torch.rank import Rank, here
 from distlab.sim.torch.replacing import Refused, Replaced
-from distlab.sim.torch.store import SimStore
 
 MAX_WORKERS = 16
 """DataLoader workers of all ranks together; each is a process of this machine."""
@@ -60,6 +58,7 @@ def as_if_alone() -> Iterator[None]:
         _replace_processes(replaced)
         _replace_threads(replaced)
         _refuse(replaced)
+        replace_by_hand(replaced)
         replaced.put(sys, "breakpointhook", _stop_the_world(sys.breakpointhook))
         yield
     finally:
@@ -228,9 +227,6 @@ def _replace_threads(replaced: Replaced) -> None:
 def _refuse(replaced: Replaced) -> None:
     replaced.with_original(multiprocessing.process.BaseProcess, "start", _only_workers)
     replaced.with_original(socket.socket, "listen", _no_sockets)
-    for owner in (dist, distributed_c10d):
-        replaced.for_ranks(owner, "TCPStore", _own_store)
-        replaced.for_ranks(owner, "FileStore", _own_store)
 
 
 def _only_workers(original: Any, process: Any) -> None:
@@ -258,14 +254,6 @@ def _no_sockets(original: Any, this: Any, *args: Any) -> None:
         "socket.listen can't be simulated: what goes over sockets of its own takes no "
         "virtual time. Use torch.distributed"
     )
-
-
-def _own_store(*args: Any, **kwargs: Any) -> SimStore:
-    """One rank's view of a store made by hand, which all see that name it alike."""
-    rank = here()
-    assert rank is not None
-    named = [str(value) for value in (*args[:2], *kwargs.values())][:2]
-    return SimStore(rank, ":".join(named))
 
 
 # ── breakpoint() ────────────────────────────────────────────────────────────────────

@@ -58,7 +58,7 @@ class Rank:
         self.cast: Cast | None = None  # who follows it, in a run where ranks do
         self.formed: list[Formed] = []  # all groups that it knows of
         self.num_joined: Counter[object] = Counter()  # collectives with data, by group
-        self.stores: list[Any] = []  # of its default groups; torch holds half of each
+        self.stores: list[Any] = []  # that it made; torch holds half of each
         self.num_inits: Counter[int] = Counter()  # of default groups, by their size
         self.num_active = context.world_size  # ranks of the present default group
         self.per_node, self.device_index = context.world_size, 0

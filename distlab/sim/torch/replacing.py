@@ -17,12 +17,12 @@ class Refused(RuntimeError):  # noqa: N818 - users read the name in a sentence
     """A script asks for something that cannot be simulated."""
 
 
-def _made_elsewhere(original: type, refused: Callable[..., Any]) -> type:
-    """A class like `original` that on a rank can't be instantiated."""
+def made_elsewhere(original: type, ours: Callable[..., Any]) -> type:
+    """A class like `original` that on a rank gives what `ours(...)` returns."""
 
     class Elsewhere(original):  # type: ignore[misc]
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            make = original if here() is None else refused
+            make = original if here() is None else ours
             return make(*args, **kwargs)
 
     Elsewhere.__name__ = original.__name__
@@ -75,7 +75,7 @@ class Replaced:
 
         original = getattr(owner, name, None)
         if isinstance(original, type):
-            self.put(owner, name, _made_elsewhere(original, refused))
+            self.put(owner, name, made_elsewhere(original, refused))
         else:
             self.for_ranks(owner, name, refused)
 

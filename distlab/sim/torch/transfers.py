@@ -78,6 +78,10 @@ class Transfers(_Base):  # type: ignore[misc]
     def eager_connect_single_device(self, device: Any) -> None:
         """NCCL would connect the ranks; here they are."""
 
+    def abort(self) -> None:
+        """Close this rank's connections in this group."""
+        innermost(self._comm).abort_group()
+
     def _set_sequence_number_for_group(self) -> None: ...
 
     def _get_sequence_number_for_group(self) -> int:
