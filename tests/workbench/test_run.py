@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,17 @@ def run(
     )
     found = json.loads(report.read_text()) if report.exists() else {}
     return done, found
+
+
+def end_ranks(folder: Path, num_ranks: int) -> None:
+    """End the ranks by SIGALRM, a second after the report."""
+    until = time.monotonic() + 180
+    while not (folder / "report.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(1)  # the report must not end them
+    for rank in range(num_ranks):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((folder / f"{rank}.pid").read_text()), signal.SIGALRM)
 
 
 @linux
@@ -178,10 +193,10 @@ def test_a_hang_counts_as_a_failure_if_the_user_wants_that(tmp_path: Path) -> No
 @pytest.mark.slow
 @linux
 def test_a_report_alone_leaves_the_ranks_as_they_are(tmp_path: Path) -> None:
-    program = GROUP + (
-        "signal.alarm(15)\ndist.recv(x, (rank + 1) % 2)\n"  # both receive
-    )
-    done, report = run(tmp_path, program, "--on-hang", "report", num_ranks=2)
+    program = GROUP + "say_pid()\ndist.recv(x, (rank + 1) % 2)\n"  # both receive
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(end_ranks, tmp_path, 2)
+        done, report = run(tmp_path, program, "--on-hang", "report", num_ranks=2)
     assert report["status"] == "deadlock"
     assert done.returncode == 128 + 14, done.stderr  # only the alarm has ended them
 
@@ -190,11 +205,11 @@ def test_a_report_alone_leaves_the_ranks_as_they_are(tmp_path: Path) -> None:
 @linux
 def test_without_a_call_for_long_nothing_is_proved(tmp_path: Path) -> None:
     program = GROUP + (
-        "signal.alarm(25)\n"
-        "if rank == 1:\n    time.sleep(600)  # HERE 1\n"
-        "dist.all_reduce(x)\n"
+        "say_pid()\nif rank == 1:\n    time.sleep(600)  # HERE 1\ndist.all_reduce(x)\n"
     )
-    done, report = run(tmp_path, program, "--no-progress", "3", "--hang-stacks")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(end_ranks, tmp_path, 3)
+        done, report = run(tmp_path, program, "--no-progress", "6", "--hang-stacks")
     assert (report["status"], report["ranks_named"]) == ("no-progress", [1])
     assert report["ranks"][1]["line"] == line_of(1, program)
     assert done.returncode == 128 + 14
