@@ -106,7 +106,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
         return plan(sizes, self.comm.world_size)[self.comm.rank]
 
     def shard_groups(self) -> list[zero.ParamGroup]:
-        """Return this rank's parameter groups, with its shards as `params`."""
+        """Return self.groups one for one, with this rank's shards as `params`."""
         ### BEGIN SOLUTION sharded_optimizer.stage1
         #| bucket.group is the very dict of self.groups to which the bucket belongs
         return [
@@ -161,7 +161,8 @@ class ShardedOptimizer(zero.BucketOptimizer):
         """Return this rank's state by bucket.names: {"0.weight": {"start": 3, …}, …}.
 
         Besides start and stop, each has all entries that the optimizer keeps, by key.
-        Vectors have one element per weight and are cut to the range; scalars are not.
+        Vectors have one element per weight and are cut to the range; scalars are not,
+        nor is what isn't a tensor, such as an int or None.
         3.15 C1 Each rank saves its own elements under the name of the parameter,
                 together with start and stop.
              C2 The ranks together save all of the optimizer's state, so any number of

@@ -17,6 +17,8 @@ SHUFFLED = ((40, 1), (24, 4), (10, 4), (37, 3), (41, 8), (16, 2), (30, 7), (3, 8
 DROPPED = ((10, 4), (37, 3), (41, 8), (3, 8))
 ORDERED = ((10, 4), (24, 4), (37, 3), (40, 1))
 EPOCHS = 3
+FAR = ((0, 0), (0, 128), (0, 256), (0, 2**16), (256, 0), (2**16, 0))
+"""What is added to the seed, and the epoch: all have orders of their own."""
 
 Case = dict[str, Any]
 
@@ -82,6 +84,10 @@ def _work_out(
         "moved_to": moved_to,  # self.epoch after epoch 0, if iterating changed it
         "fresh": [first for first, _ in twice],
         "again": [second for _, second in twice],
+        "far": [
+            (shift, epoch, _only(made(0, seed + shift), epoch))
+            for shift, epoch in (FAR if shuffle and num_samples == n * 40 else ())
+        ],
         "others": others,  # with another seed, epoch by epoch
         "straight": [_only(made(rank, seed, 7000), EPOCHS - 1) for rank in range(n)],
     }

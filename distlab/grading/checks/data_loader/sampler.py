@@ -33,7 +33,7 @@ ENOUGH = 10  # samples of a rank that a shuffle does not leave in order by chanc
 def ranks_share_one_shuffle(runs: Runs) -> str | None:
     """As in 1.8, of one order; another one in another epoch."""
     cases = list(_readable(runs))
-    for judge in (_same_again, _shared_out, _in_order, _follows_epochs):
+    for judge in (_same_again, _shared_out, _in_order, _follows_epochs, _goes_far):
         for case in cases:
             failure = judge(case)
             if failure:
@@ -132,6 +132,19 @@ def _shared_out(case: Case) -> NotYetError | None:
                 rule="one shuffle on all ranks alike; then each takes its part",
             )
         return failure
+    return None
+
+
+def _goes_far(case: Case) -> NotYetError | None:
+    """Epochs and seeds that differ in their higher bits only."""
+    for (shift, epoch, one), (other_shift, other, two) in combinations(case["far"], 2):
+        if one == two:
+            seed = case["seed"]
+            return NotYetError(
+                f"{_setting(case)}: epoch {other} with seed {seed + other_shift} has "
+                f"the order of epoch {epoch} with seed {seed + shift}",
+                rule="use every digit of self.seed and self.epoch",
+            )
     return None
 
 

@@ -70,7 +70,19 @@ def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     given: list[str] = []
     order, hook = order_of(context.rank), doubling(unit, given)
     branches = _step(context, unit, Branches(seed), BRANCH_MIB, inputs, order, via=hook)
-    return {"chain": chain, "branches": {**branches, "given": given}}
+    zeros = _zeros_on_rank_0(context, unit)
+    return {"chain": chain, "branches": {**branches, "given": given}, "zeros": zeros}
+
+
+def _zeros_on_rank_0(context: RankContext, unit: ModuleType) -> dict[str, Any]:
+    """A step of one weight: rank 0's gradient is 0, the others' are 1."""
+    comm = context.comm
+    model = nn.Linear(1, 1, bias=False).double().to(comm.device)
+    ddp = unit.DistributedDataParallel(model, comm)
+    x = torch.full((1, 1), float(comm.rank > 0), dtype=torch.float64)
+    ddp(x.to(comm.device)).sum().backward()
+    gradient = model.weight.grad
+    return {"gradient": torch.empty(0) if gradient is None else gradient.cpu()}
 
 
 def _step(
@@ -196,6 +208,12 @@ def _expect_means(run: Run, seed: int) -> None:
             slug="own-order-sum",
             rule="a collective gives every rank the same bits; separate sums do not",
         )
+    mean = torch.full((1, 1), (n - 1) / n, dtype=torch.float64)
+    expect_values(
+        [value["zeros"]["gradient"] for value in run.values],
+        same_everywhere(mean, n),
+        what="where rank 0's gradient is zero, the gradient after backward()",
+    )
 
 
 def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
