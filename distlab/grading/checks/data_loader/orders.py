@@ -17,8 +17,9 @@ SHUFFLED = ((40, 1), (24, 4), (10, 4), (37, 3), (41, 8), (16, 2), (30, 7), (3, 8
 DROPPED = ((10, 4), (37, 3), (41, 8), (3, 8))
 ORDERED = ((10, 4), (24, 4), (37, 3), (40, 1))
 EPOCHS = 3
-FAR = ((0, 0), (0, 128), (0, 256), (0, 2**16), (256, 0), (2**16, 0))
-"""What is added to the seed, and the epoch: all have orders of their own."""
+FAR = ((0, 0), (0, 128), (0, 256), (0, 2**16), (512, 0), (2**17, 0))
+"""What is added to the seed, and the epoch: no two sums are equal, as both may be added
+up."""
 
 Case = dict[str, Any]
 

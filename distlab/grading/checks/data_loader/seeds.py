@@ -19,7 +19,7 @@ from distlab.runner import RankContext
 # Ranks, data workers of each, epochs. The small ones are made again, and with other
 # seeds; each of the large ones goes far in one direction, as long runs do.
 SMALL = ((2, 2, 3), (1, 2, 3), (3, 3, 3), (4, 1, 3))
-LARGE = ((8, 4, 12), (2, 40, 3), (2, 2, 200), (11, 12, 12), (128, 40, 13))
+LARGE = ((8, 4, 12), (2, 40, 3), (2, 2, 200), (11, 12, 12), (128, 12, 2))
 SHIFTS = (1, 2, 4, 8, 16, 64, 256, 1024, 1237)  # to other seeds
 KEPT = 1 << 32  # torch and numpy keep a seed modulo this
 
