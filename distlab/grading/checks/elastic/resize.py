@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -136,7 +136,8 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
         shown = [row._replace(peer=NOBODY) for row in rows]
         numbers = ", ".join(f"{name} {value:g}" for name, value in own.items())
         fault = NotYetError(
-            f"{happened}: expected {_actions(due)}, but got {_actions(actual + wakes)}",
+            f"{happened}{_state(contract, event)}: "
+            f"{_difference(due, actual, actual + wakes)}",
             slug=slug,
             rule=rule or facts(contract, event, expected, actual),
             evidence=(
@@ -255,6 +256,59 @@ def _of_form(seen: Seen, due: Fact, given: Fact) -> tuple[str, str, str]:
 
 def _words(row: Row) -> str:
     return f"{_event(row, is_timed=False)}  →  {_actions(row.reply)}"
+
+
+def _state(contract: MembershipContract, event: Fact) -> str:
+    """What decides about a Join, in a few words."""
+    if event[0] != "join" or contract.is_late:
+        return ""
+    if event[1] in contract.ended:
+        return f"; {event[1]}'s process has ended"
+    if contract.is_round:
+        return "; in a round"
+    return ""
+
+
+def _difference(due: Sequence[Fact], actual: Sequence[Fact], got: Any) -> str:
+    """Both lists of actions; of two Forms only what differs."""
+    forms = [one for acts in (due, actual) for one in acts if one[0] == "form"]
+    both = f"expected {_actions(due)}, but got {_actions(got)}"
+    if len(forms) != 2:
+        return both
+    if found := [*_other_members(*forms), *_other_numbers(*forms)]:
+        return f"the Form {'; it '.join(found)}"
+    refused = [{a[1] for a in acts if a[0] == "refuse"} for acts in (due, actual)]
+    if lack := sorted(refused[0] - refused[1]):
+        return f"the Form is right, but Refuse({', '.join(lack)}) is missing"
+    if more := sorted(refused[1] - refused[0]):
+        return f"the Form is right, and Refuse({', '.join(more)}) is too much"
+    return both
+
+
+def _other_members(due: Fact, given: Fact) -> Iterator[str]:
+    _, _, old, taken, *_ = due
+    members = [str(member) for _, member in given[2]]
+    if more := [m for m in members if m not in taken]:
+        yield f"has {', '.join(more)} as well"
+    if less := [m for m in taken if m not in members]:
+        yield f"lacks {', '.join(less)}"
+    num = len(old)
+    is_ordered = {*members[:num]} == {*old} and members[num:] == taken[num:]
+    if sorted(members) == sorted(taken) and not is_ordered:
+        yield f"has the order {' '.join(members)}, expected {' '.join(taken)}"
+
+
+def _other_numbers(due: Fact, given: Fact) -> Iterator[str]:
+    _, generation, _, _, sources, steps = due
+    if given[1] != generation:
+        yield f"is generation {given[1]}, expected {generation}"
+    ranks = [rank for rank, _ in given[2]]
+    if ranks != [*range(len(ranks))]:
+        yield f"has the ranks {', '.join(map(str, ranks))}"
+    if given[3] not in sources:
+        yield f"has the source {given[3]}, expected {' or '.join(sources)}"
+    if given[4] != steps:
+        yield f"has {given[4]} steps of accumulation, expected {steps}"
 
 
 def _event(row: Row, *, is_timed: bool = True) -> str:

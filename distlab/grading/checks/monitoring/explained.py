@@ -189,11 +189,14 @@ def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
     covered = (whole - exposed(spans)) / min(whole, total(parts))
     left = _fraction(_earliest(spans), parts)
     said = f'"{told}"' if told in WORDS else told
+    if "hidden" in (word, told):
+        decides = f"{100 * share:.3g} % of the communication is exposed"
+    elif "partial" in (word, told):
+        decides = f"{100 * covered:.3g} % of the shorter one is covered"
+    else:
+        decides = f"{100 * left:.3g} % of the compute comes after its start"
     return NotYetError(
-        f'{what}: explain_exposed returns {said}, expected "{word}"; '
-        f"{100 * share:.0f} % of the communication is exposed, "
-        f"{100 * covered:.0f} % of the shorter one is covered, "
-        f"{100 * left:.0f} % of the compute comes after its start",
+        f'{what}: explain_exposed returns {said}, expected "{word}": {decides}',
         evidence=lines(spans),
     )
 
