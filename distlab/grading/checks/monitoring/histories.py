@@ -141,6 +141,12 @@ def _of_own_times(what: str, own_s: dict[int, float], *late: int) -> History:
 
 _BY_HAND = [
     _of_own_times(
+        "two slow ranks of 4, and one of them is far slower",
+        {10: 1.0, 3: 2.0, 5: 1.0, 7: 3.5},
+        3,
+        7,
+    ),
+    _of_own_times(
         "own time just above 1.5 times the others'",
         {7: 1.0, 2: 1.5078125, 5: 1.0, 9: 1.0},
         2,
