@@ -33,8 +33,6 @@ BY_HAND: tuple[Script, ...] = (
     (2, ("wait a b", "set b 1", "set a 1")),
     (2, ("wait", "get a", "wait a a", "set a 1")),
     (2, ("set a ''", "compare_set a '' 1", "compare_set b 1 ''", "get b")),
-    (12, tuple(f"join {name}" for name in (*"lkjihgfedcba", *"abcl", "m"))),
-    (2, ("9: set a 9", "10: get a", "9: get a", "10: set a 10", "10: add a 90")),
     (2, ("wait a", "get n", "compare_set a '' 1", "add n 1")),
     (1, ("join x", "join x", "join y")),
     (2, ("join x", "join y", "join z", "join y", "join x")),
@@ -47,6 +45,8 @@ BY_HAND: tuple[Script, ...] = (
     (2, ("join x", "2: join y", "join z", "2: join z", "2: join x")),
     (2, ("get a", "wait a", "join x", "2: set a 1")),
     (2, ("3: set a 1", "2: set a 2", "3: get a")),
+    (2, ("9: set a 9", "10: get a", "9: get a", "10: set a 10", "10: add a 90")),
+    (12, tuple(f"join {name}" for name in (*"lkjihgfedcba", *"abcl", "m"))),
 )
 
 
