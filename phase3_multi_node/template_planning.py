@@ -406,7 +406,8 @@ def no_spare_probability(recovery: Recovery, mtbf_s: float) -> float:
 
     Given: with failures every mtbf_s, the number of nodes that are being repaired has a
     Poisson distribution of mean x = repair_s / mtbf_s. It is k with the probability
-    x^k / k! · e^-x. Each of them has taken a spare node, if there was one.
+    x^k / k! · e^-x. Each of them has taken a spare node, if there was one. There are at
+    most 100 spare nodes.
 
     3.33 C2 `no_spare_probability` is the probability that at least spare_nodes nodes
             are being repaired.

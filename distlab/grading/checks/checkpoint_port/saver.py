@@ -353,4 +353,13 @@ def newest_complete(runs: Runs) -> str | None:
                 f"the folder was copied, and the files of step {LATER} are the oldest"
             )
             expect_later(rank, found["copied"], found, when, slug="newest-by-time")
+    _expect_listed(_lives(runs)[-1])
     return f"of the complete steps the largest: {FIRST}, {SECOND}, then {LATER}"
+
+
+def _expect_listed(ranks: list[dict[str, Any]]) -> None:
+    if any("unlisted" in found for found in ranks):
+        raise NotYetError(
+            "load() was given a file in place of a folder, and raised no OSError",
+            rule="glob() finds nothing in what it can't list: list the folder first",
+        )

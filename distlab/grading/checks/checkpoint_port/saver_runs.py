@@ -1,14 +1,17 @@
 """What the ranks do in task 4.17, and what a single process makes of it.
 
-In one run the ranks change from n to n - 1 and back to n. In the other one, n ranks
+In one run the ranks change from n to n - 1 and back to n, each time in processes that
+seem new. In the other one, n ranks
 train while a save waits for its disk; later the disk of the last rank is full, twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -137,16 +140,36 @@ def _live(
     saver = unit.Saver(folder)
     if life == 0:
         optimizer.param_groups[0]["lr"] = 0.1
-    found = {"step": unit.load(folder, model, optimizer, own), "own": own.clone()}
+    with process_id(os.getpid() + 1000 * life):
+        step = unit.load(folder, model, optimizer, own)
+    found = {"step": step, "own": own.clone()}
     found |= {"read": storage.read, "shard": most_of(model)}
     train(model, optimizer, seed, steps_of(life), rank)
     found |= {"weights": full_weights(model), "steps": int(model.get_buffer("steps"))}
     own += 50
-    saver.save((FIRST, SECOND, NEXT)[life], model, optimizer, own)
+    with process_id(os.getpid() + 1000 * life):
+        saver.save((FIRST, SECOND, NEXT)[life], model, optimizer, own)
     saver.wait()
     storage.settle()
     dist.barrier()
+    if life == 2:
+        file = Path(f"{folder} file")
+        file.touch()
+        with contextlib.suppress(OSError):
+            unit.load(str(file), model, optimizer, own)
+            found["unlisted"] = True
+        dist.barrier()
     return found
+
+
+@contextlib.contextmanager
+def process_id(number: int) -> Iterator[None]:
+    """Give this process another id: a later life is that of another process."""
+    known, os.getpid = os.getpid, lambda: number
+    try:
+        yield
+    finally:
+        os.getpid = known
 
 
 def steps_of(life: int) -> range:

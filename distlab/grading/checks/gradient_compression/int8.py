@@ -145,7 +145,7 @@ def _expect_one_scale(runs: Runs) -> None:
 
 
 def _expect_any_size(runs: Runs) -> None:
-    """Gradients of about 1e-6 and 1e8, in float32."""
+    """Gradients of about 1e-9 and 1e8, in float32."""
     n = runs.world_size
     for bucket, (parts, factor) in enumerate(
         zip(scaled(runs.seed, n)[0], FACTORS, strict=True)

@@ -22,7 +22,7 @@ from distlab.runner import RankContext
 SIZE, STEPS, PEAK = 40, 12, 127.0
 PEAKS = (1.40625, 2.65625)
 NARROW = {"bfloat16": PEAKS, "float16": (2.0**-14, 2.0**-10)}
-FACTORS = (1e-8, 1e6)
+FACTORS = (1e-11, 1e6)
 NUM_SMALL = 16
 """Elements 1 … of the first bucket: the same in each step, and rounded to zero."""
 RESIDUAL = slice(1, 5)

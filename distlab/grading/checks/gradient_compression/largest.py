@@ -23,8 +23,9 @@ TIED = (
     ([0.0] * 7, 0.3),  # k = 2
     ([1e-8, -3e-8, 2e-8, 1e-8], 0.5),
     ([1e8, -3e8, 2e8, 1e8], 0.5),
+    ([1.0, -3.0, torch.nan, 2.0], 0.5),
 )
-"""Values with ties, or far from 1, and ratio."""
+"""Values with ties, far from 1, or with a nan; and ratio."""
 
 
 def case(seed: int, number: int) -> tuple[Tensor, float, int]:
@@ -82,8 +83,10 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
         }
         fits = [slug for slug, g in guesses.items() if sorted(g) == sorted(indices)]
         shown = (("returned", sorted(indices)), ("expected", wanted))
+        has_nan = bool(values.isnan().any())
+        nan = " (one is nan, which counts as the largest)" * has_nan
         raise NotYetError(
-            f"{what} the indices are not those of the largest magnitudes",
+            f"{what} the indices are not those of the largest magnitudes{nan}",
             slug=fits[0] if len(fits) == 1 else "",
             evidence=[(NOBODY, name, _values(values, at)) for name, at in shown],
         )
@@ -101,8 +104,9 @@ def _is_largest(indices: list[int], values: Tensor, k: int) -> bool:
     is_there = all(0 <= i < len(values) for i in indices)
     if not is_there or len({*indices}) != k:
         return False
-    found = values[torch.tensor(indices, dtype=torch.int64)].abs()
-    return torch.equal(found.sort().values, values.abs().topk(k).values.sort().values)
+    sizes = values.abs().nan_to_num(torch.inf, torch.inf)
+    found = sizes[torch.tensor(indices, dtype=torch.int64)]
+    return torch.equal(found.sort().values, sizes.topk(k).values.sort().values)
 
 
 def _values(values: Tensor, indices: list[int]) -> str:

@@ -157,7 +157,12 @@ def _expect_no_refusal(run: Run) -> None:
 
 def _means(world_size: int) -> list[RunSpec]:
     kinds = ("uneven", "digits") + ("single", "short", "byte") * (world_size == 3)
-    return [on_ranks(ring_once, average=True, kind=kind) for kind in kinds]
+    plays: list[RunSpec] = [
+        on_ranks(ring_once, average=True, kind=kind) for kind in kinds
+    ]
+    if world_size == 3:
+        plays += [on_ranks(ring_once, average=True, kind="short", length=0)]
+    return plays
 
 
 @clause("ring_allreduce.all_reduce", "C2", worlds=(3, 2, 4, 1), runs=_means)
@@ -176,7 +181,9 @@ def _expect_refusal(run: Run) -> None:
     rule = "look at tensor.is_floating_point() before anything is sent"
     for record, value in zip(run.ranks, run.values, strict=True):
         dtype = str(value["before"].dtype).removeprefix("torch.")
-        what = f"the mean of {dtype} on {run.world_size} ranks: all_reduce raises"
+        what = f"the mean of {dtype} on {run.world_size} ranks"
+        what += ", without elements" * (not value["before"].numel())
+        what += ": all_reduce raises"
         if value["raised"] != "ValueError":
             raise NotYetError(
                 f"{what} {value['raised'] or 'nothing'}",

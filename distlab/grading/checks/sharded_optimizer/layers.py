@@ -182,13 +182,14 @@ def _sharded(unit: ModuleType, comm: Comm, model: nn.Module) -> Any:
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Two forwards without gradients, with other weights in between."""
     comm, inside, told = context.comm, list[int](), Told()
+    unsharded: list[list[int]] = []
     inputs = make_inputs(seed, 0, comm.rank)
     with LiveBytes() as memory, torch.no_grad():
         model = make_layers(seed)
         watched_comm = watched(comm)
         zero = _sharded(unit, watched_comm, model)
         fully_sharded = watching(unit.FullySharded, memory, told, watched_comm)
-        fully_sharded(zero, unit.ShardedGradients(zero))
+        recording(fully_sharded, unsharded)(zero, unit.ShardedGradients(zero))
         if lost := lost_shards(zero):
             return {"lost": lost}
         shards = shard_bytes(comm.world_size) + ROOM
@@ -210,6 +211,7 @@ def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         "inside": inside[: len(WIDTHS) - 1],
         "after": after,
         "sent": sent,
+        "ahead": unsharded[: len(WIDTHS) - 1],
         "half": forward_in_half(context, unit),
         "told": told,
     }

@@ -102,6 +102,23 @@ def play_ahead(runs: Runs) -> None:
         raise NotYetError(wrong[0], slug=wrong[1], rule=WAY)
 
 
+def expect_next_ahead(run: Run) -> None:
+    """In forward, every layer but the last says that the layer after it is next.
+
+    Raises:
+        NotYetError: it names another one, which prefetching would gather.
+    """
+    for record in run.ranks:
+        for number, following in record.value["ahead"]:
+            if following != number + 1 < len(layers.WIDTHS) - 1:
+                raise NotYetError(
+                    f"in forward, layer {number} calls unshard_layer({number}, "
+                    f"{following}); layer {number + 1} is next",
+                    rule="forward goes from the first layer to the last: next is "
+                    "number + 1",
+                )
+
+
 def kept_before(run: Run, step: int) -> NotYetError | None:
     """The verdict on wrong weights after `step` if old ones were there before it."""
     if wrong := _wrong_way(run):

@@ -13,7 +13,11 @@ from distlab.grading.checks.sharded_optimizer.moments import (
     expect_freed,
     expect_no_copy,
 )
-from distlab.grading.checks.sharded_optimizer.named import finished_run, kept_before
+from distlab.grading.checks.sharded_optimizer.named import (
+    expect_next_ahead,
+    finished_run,
+    kept_before,
+)
 from distlab.grading.checks.sharded_optimizer.scenarios import SLACK
 from distlab.grading.checks.sharded_optimizer.stage1 import WORLDS
 from distlab.grading.clause import clause
@@ -110,6 +114,7 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
                 rule="free a layer's buckets as soon as it has computed",
             )
     expect_no_copy(run, "unshard")
+    expect_next_ahead(run)
     most = max(max(value["inside"]) for value in run.values)
     return f"n = {n}: at most {most} bytes, the full model has {shards * n}"
 
