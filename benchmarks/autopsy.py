@@ -9,7 +9,8 @@ A rank that is stuck in code of its own, such as a lock, can't be proved to be s
 these scripts we ask that the report after a stated time without progress says where
 that rank is, and we don't count their seconds.
 
-    distlab bench autopsy [--json] [NAME …]    exits with 1 when a bar is missed
+    distlab bench autopsy [--json]             exits with 1 when a bar is missed
+    python benchmarks/autopsy.py NAME …        these scripts only
     python benchmarks/autopsy.py --torch       what torch says of the same scripts
     python benchmarks/autopsy.py --overhead    what recording costs a step of DDP
 """
