@@ -16,9 +16,11 @@ import importlib
 import os
 import shutil
 import socket
+import time
 from typing import NoReturn
 
 _EXIT = os._exit  # as it was before a program could replace it
+_PATIENCE_S, _PAUSE_S = 5.0, 0.05
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -49,7 +51,8 @@ def main(arguments: list[str]) -> NoReturn:
         control.sendall(encode({"k": "ready", "port": listener.getsockname()[1]}))
         while b"\n" not in heard:
             piece = control.recv(1 << 16)
-            if not piece:
+            if not piece:  # the parent ends us, or has ended: see _end_with_parent
+                time.sleep(_PATIENCE_S)
                 _EXIT(0)
             heard += piece
         line, heard = heard.split(b"\n", 1)
@@ -76,5 +79,8 @@ def _end_with_parent(lifeline: int, home: str) -> None:
 
         share(home)  # the guard may let all of it go
         os.chdir(os.path.dirname(home))
-        shutil.rmtree(home, ignore_errors=True)
+        until_s = time.monotonic() + _PATIENCE_S
+        while os.path.isdir(home) and time.monotonic() < until_s:
+            shutil.rmtree(home, ignore_errors=True)  # others may still write there
+            time.sleep(_PAUSE_S)
         _EXIT(1)

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType, ModuleType
+from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import torch
@@ -88,9 +88,11 @@ def _noting(
 
 
 def looks_like(value: object) -> str:
-    """A plain value, the form of a tensor, the length of a list; "" of all others."""
+    """A plain value, the form of a tensor, the length of a list; "" of most others."""
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
+    if isinstance(value, GeneratorType):
+        return "a generator"
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())}"
     if type(value) in (list, tuple):
