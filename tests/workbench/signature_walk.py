@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType, GeneratorType, ModuleType
@@ -26,6 +27,7 @@ Noted = dict[str, list[str]]
 
 _PLAIN = (bool, int, float, str, torch.dtype)
 _ENOUGH = 2  # different values
+_serial = itertools.count()
 
 
 def values_passed(
@@ -92,7 +94,7 @@ def looks_like(value: object) -> str:
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, GeneratorType):
-        return "a generator"
+        return f"generator {next(_serial)}"  # we can't look into it
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())}"
     if type(value) in (list, tuple):
