@@ -68,7 +68,8 @@ def _tried(make: _Maker, problem: str) -> Record:
         "moved": [_gone_on(make, n, m, stop) for n, m in MOVES for stop in (2, 4)],
         "snapshot": "" if problem else _snapshot(make),
         "differing": "" if problem else _differing(make),
-        "refused": {name: _refused(make, change) for name, change in CHANGES.items()},
+        "refused": {name: _refused(make, change) for name, change in CHANGES.items()}
+        | {name: _refused(make, {}, saved) for name, saved in ZEROS.items()},
     }
 
 
@@ -84,9 +85,11 @@ def _delivered(loader: Any, stop: int | None = None) -> Batches:
     return found
 
 
-def _state_after(make: _Maker, rank: int, n: int, stop: int | None) -> tuple[Any, Any]:
+def _state_after(
+    make: _Maker, rank: int, n: int, stop: int | None, **other: Any
+) -> tuple[Any, Any]:
     """The state after so many batches, None: after the loop; and the loader."""
-    loader = make(rank, n)
+    loader = make(rank, n, **other)
     loader.set_epoch(EPOCH)
     _delivered(loader, stop)
     return loader.state_dict(), loader
@@ -177,14 +180,23 @@ CHANGES: dict[str, dict[str, Any]] = {
     "seed": {"seed": 987_654_321},
     "num_workers": {"num_workers": 2},
 }
+# What the loader has that saves; the one that loads has the usual settings.
+ZEROS: dict[str, dict[str, Any]] = {
+    "shuffle, False,": {"shuffle": False},
+    "seed, 0,": {"seed": 0},
+}
 
 
-def _refused(make: _Maker, change: dict[str, Any]) -> dict[str, Any]:
+def _refused(
+    make: _Maker, change: dict[str, Any], saved: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """How the state of a loader is met by one that differs: the error, or nothing.
+
+    `saved` is what the first loader has otherwise, and `change` the second.
 
     And what the loader delivers then, beside what it would have without the state.
     """
-    state = _as_json(_state_after(make, 0, 2, 2)[0])[0]
+    state = _as_json(_state_after(make, 0, 2, 2, **(saved or {}))[0])[0]
     loader, untouched = make(0, 2, **change), make(0, 2, **change)
     try:
         loader.load_state_dict(state)

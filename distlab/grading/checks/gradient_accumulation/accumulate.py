@@ -29,6 +29,7 @@ from distlab.saved_tensors import SavedTensors
 
 WORLDS = (3, 2, 4, 5, 1)
 ROOM = 1.25  # of one microbatch: who keeps two keeps at least 1.5
+IDLE = 2  # ranks, where the model has frozen and unused parameters
 RESULTS = 2  # a loop's variable still holds the one before
 
 
@@ -37,7 +38,8 @@ def accumulate_once(
 ) -> dict[str, Any]:
     """One step's microbatches, unequally many and of uneven sizes."""
     device, n = context.comm.device, context.world_size
-    model = Zoo(seed, transposed=True).to(device)
+    idle = n == IDLE
+    model = Zoo(seed, frozen=idle, unused=idle, transposed=True).to(device)
     sizes = turned(RAGGED, seed)[context.rank % len(RAGGED)]
     microbatches = [
         (inputs.to(device), targets.to(device))
@@ -70,7 +72,7 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
     """Each rank's contribution, against every microbatch by itself."""
     n = runs.world_size
     run = runs.finished(accumulate_once)
-    means = first_means(runs.seed, turned(RAGGED, runs.seed)[:n])
+    means = first_means(runs.seed, turned(RAGGED, runs.seed)[:n], n == IDLE)
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),

@@ -114,6 +114,8 @@ def _flaws(
                 yield "waited", f"{after} it waits for the send of {named(other)}"
         if action.kind == "B" and forward in sends:
             yield "kept", f"{after} the send of {named(forward)} is still in sends"
+        if action.kind == "B" and key in kept:
+            yield "kept", f"{after} its microbatch still has an entry in kept"
 
 
 def _expect_free(runs: Runs, kind: str) -> None:

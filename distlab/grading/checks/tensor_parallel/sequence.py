@@ -56,6 +56,7 @@ def sequence_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
         "gathered": as_tensor(unit.all_gather_tokens(comm, few)),
         "scattered": as_tensor(scattered),
         "none": as_tensor(unit.all_gather_tokens(comm, few[:0])),
+        "none scattered": as_tensor(unit.reduce_scatter_tokens(comm, many[:0])),
         "gather back": _back(unit.all_gather_from_sequence, comm, few, many),
         "scatter back": _back(unit.reduce_scatter_to_sequence, comm, many, few),
     }
@@ -194,6 +195,11 @@ def along_the_tokens(runs: Runs) -> str | None:
         _all(run, "none"),
         [torch.empty(0, EACH * n, CHANNELS)] * n,
         what="what all_gather_tokens returns for no sequences",
+    )
+    expect_values(
+        _all(run, "none scattered"),
+        [torch.empty(0, EACH, CHANNELS)] * n,
+        what="what reduce_scatter_tokens returns for no sequences",
     )
     if not all_close(_all(run, "kept"), list(total.chunk(n, 1))):
         raise NotYetError(
