@@ -53,6 +53,17 @@ def show_degrees(
         )
 
 
+def recovery_with(save_s: float, spare_nodes: int) -> Recovery:
+    """Return what recovery takes: 60 s to detect, 300 s to restart, a day to repair."""
+    return Recovery(
+        save_s=save_s,
+        detection_s=60.0,
+        restart_s=300.0,
+        repair_s=DAY_S,
+        spare_nodes=spare_nodes,
+    )
+
+
 def show_goodput(
     goodput: Callable[[Cluster, int, Recovery, float], Goodput],
 ) -> None:
@@ -67,13 +78,7 @@ def show_goodput(
         (16_384, 60.0, 16),
         (16_384, 5.0, 16),
     ):
-        recovery = Recovery(
-            save_s=save_s,
-            detection_s=60.0,
-            restart_s=300.0,
-            repair_s=DAY_S,
-            spare_nodes=spare_nodes,
-        )
+        recovery = recovery_with(save_s, spare_nodes)
         plan = goodput(DGX_H100, num_gpus, recovery, 30 * DAY_S)
         print(
             f"  {num_gpus:6,}  {save_s:2.0f} s  {spare_nodes:11}  "

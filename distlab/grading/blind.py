@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.curriculum import Curriculum
+from distlab.curriculum.functions import find_function, span_of
 
 _FIELDS = {"wrong", "right", "why", "change", "function", "code", "imports"}
 
@@ -114,19 +115,13 @@ def _applied(row: dict[str, Any], text: str) -> str:
 
 def _with_function(text: str, name: str, code: str) -> str:
     """Replace a function; its decorators stay unless the code brings its own."""
-    node = _function(ast.parse(text), name)
-    first = node.lineno
-    if code.lstrip().startswith("@") and node.decorator_list:
-        first = node.decorator_list[0].lineno
+    node = find_function(ast.parse(text), name)
+    if node is None:
+        raise ValueError(f"{name} is not in the solution")
+    first, last = span_of(node)
+    if not code.lstrip().startswith("@"):
+        first = node.lineno
     lines = text.splitlines(keepends=True)
     body = textwrap.indent(code.strip("\n") + "\n", " " * node.col_offset)
-    lines[first - 1 : node.end_lineno] = [body]
+    lines[first - 1 : last] = [body]
     return "".join(lines)
-
-
-def _function(tree: ast.AST, name: str) -> ast.FunctionDef | ast.ClassDef:
-    head, _, rest = name.partition(".")
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == head:
-            return _function(node, rest) if rest else node
-    raise ValueError(f"{name} is not in the solution")

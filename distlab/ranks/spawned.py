@@ -34,13 +34,19 @@ from typing import Any
 
 from distlab.ranks.apart import NotHereError, apart, end, status_of
 from distlab.runner import surroundings
-from distlab.runner.cluster import BOOT, START_LIMIT_S, Cluster, check_world_size
+from distlab.runner.cluster import (
+    BOOT,
+    START_LIMIT_S,
+    Cluster,
+    check_world_size,
+    job_of,
+)
 from distlab.runner.doors import Door
 from distlab.runner.limits import Limits
 from distlab.runner.orders import Orders
 from distlab.runner.posts import Post
 from distlab.runner.record import Run, RunnerError
-from distlab.runner.staff import ServiceSpec, importable_name
+from distlab.runner.staff import ServiceSpec
 from distlab.runner.wire import decode, encode
 
 RANK = "distlab.ranks.spawned_rank"
@@ -103,23 +109,20 @@ class SpawnedCluster(Cluster):
                 "this needs services, or processes that we restart, which spawned "
                 "ranks don't have, so run it on Linux"
             )
-        job = {
-            "k": "start",
-            "program": importable_name(program),
-            "args": list(args),
-            "world_size": world_size,
-            "services": [],
-            "lives": 0,
-            "seconds": (limits or Limits()).seconds,
-            "memory_bytes": (limits or Limits()).memory_bytes,
-            "seed": seed,
-            "backend": backend,
-            "secret": secrets.token_hex(32),
-            "journal": journal,
-            "last_call": last_call and not journal,
-            "max_frame_bytes": max_frame_bytes,
-            "ranks_per_node": ranks_per_node or world_size,
-        }
+        limits = limits or Limits()
+        job = job_of(
+            program,
+            world_size,
+            args,
+            limits,
+            services=[],
+            seed=seed,
+            backend=backend,
+            journal=journal,
+            last_call=last_call,
+            max_frame_bytes=max_frame_bytes,
+            ranks_per_node=ranks_per_node,
+        )
         encode(job)  # it must be able to travel, before we start anything
         self._wanted = min(max(self._wanted, world_size), _MOST_WARM)
         self.start(wait=False)
@@ -133,7 +136,7 @@ class SpawnedCluster(Cluster):
             for one in staff:
                 one.ready()
             return self._watched(
-                staff, {**job, "folder": str(folder)}, limits or Limits(), on_report
+                staff, {**job, "folder": str(folder)}, limits, on_report
             )
         finally:
             for one in staff:

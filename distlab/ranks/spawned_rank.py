@@ -12,15 +12,14 @@ killed the parent, so we end ourselves and remove the folder of all its ranks.
 from __future__ import annotations
 
 import _thread
-import importlib
 import os
-import shutil
 import socket
 import time
 from typing import NoReturn
 
 _EXIT = os._exit  # as it was before a program could replace it
-_PATIENCE_S, _PAUSE_S = 5.0, 0.05
+_PATIENCE_S, _PAUSE_S = 10.0, 0.2
+_ENDING: list[bool] = []  # not empty once the parent has ended
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -35,6 +34,17 @@ def main(arguments: list[str]) -> NoReturn:
         word += letter
     # Below `threading`: it is no thread of the program.
     _thread.start_new_thread(_end_with_parent, (lifeline, home))
+    try:
+        _serve(port, word, modules)
+    except OSError:
+        # It also breaks when the parent ends, and then the folder has to go first.
+        time.sleep(_PAUSE_S)
+        if _ENDING:
+            time.sleep(_PATIENCE_S)
+        raise
+
+
+def _serve(port: int, word: bytes, modules: list[str]) -> NoReturn:
     control = socket.create_connection(("127.0.0.1", port))
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     control.sendall(word)
@@ -47,13 +57,12 @@ def main(arguments: list[str]) -> NoReturn:
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     heard = b""
     while True:
-        _import(modules)
+        rank.import_all(modules)
         control.sendall(encode({"k": "ready", "port": listener.getsockname()[1]}))
         while b"\n" not in heard:
             piece = control.recv(1 << 16)
-            if not piece:  # the parent ends us, or has ended: see _end_with_parent
-                time.sleep(_PATIENCE_S)
-                _EXIT(0)
+            if not piece:
+                raise ConnectionResetError
             heard += piece
         line, heard = heard.split(b"\n", 1)
         request = decode(line)
@@ -62,25 +71,13 @@ def main(arguments: list[str]) -> NoReturn:
         modules = request["modules"]
 
 
-def _import(modules: list[str]) -> None:
-    for name in modules:
-        module, _, function = name.partition(":")
-        imported = importlib.import_module(module)
-        if function:
-            getattr(imported, function)()
-
-
 def _end_with_parent(lifeline: int, home: str) -> None:
     try:
         while os.read(lifeline, 1):
             pass
     finally:
-        from distlab.runner.own_folder import share
+        _ENDING.append(True)
+        from distlab.runner import own_folder
 
-        share(home)  # the guard may let all of it go
-        os.chdir(os.path.dirname(home))
-        until_s = time.monotonic() + _PATIENCE_S
-        while os.path.isdir(home) and time.monotonic() < until_s:
-            shutil.rmtree(home, ignore_errors=True)  # others may still write there
-            time.sleep(_PAUSE_S)
+        own_folder.remove(home)
         _EXIT(1)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import faulthandler
-import importlib
 import mmap
 import os
 import queue
@@ -39,8 +38,8 @@ import torch
 from distlab.ranks.lines import GRACE_S, PLACE, STACKS
 from distlab.runner import Limits, RankContext
 from distlab.runner.limits import cap_memory
-from distlab.runner.own_folder import share
-from distlab.runner.rank import resolve
+from distlab.runner.own_folder import remove, share
+from distlab.runner.rank import import_all, resolve
 from distlab.runner.wire import decode, encode
 from distlab.sim.generators import (
     Generators,
@@ -157,7 +156,7 @@ class Worker:
         while True:
             request = decode(self._requests.get())
             if request["k"] == "preload":
-                _preload(request["modules"])
+                import_all(request["modules"])
                 self._say({"k": "ready"})
             else:
                 self._play(request)
@@ -264,14 +263,6 @@ def _as_before() -> Iterator[None]:
         torch.use_deterministic_algorithms(exact)
 
 
-def _preload(modules: list[str]) -> None:
-    for name in modules:
-        module, _, function = name.partition(":")
-        imported = importlib.import_module(module)
-        if function:
-            getattr(imported, function)()
-
-
 def _sleep(seconds: float) -> None:
     """In a rank, let virtual time pass, so that the others can continue."""
     clock = _CLOCKS.get(threading.get_ident())
@@ -335,7 +326,5 @@ def _read(lifeline: int, requests: queue.SimpleQueue[bytes], folder: str) -> Non
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             requests.put(line)
-    share(folder)  # the guard may let all of it go
-    os.chdir(os.path.dirname(folder))  # one can't remove the folder one is in
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     _EXIT(0)

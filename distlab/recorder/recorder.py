@@ -299,20 +299,23 @@ class Recorder:
         under_way = [e for e in entries[:-KEPT] if not _is_over(e)]
         entries = [e for e in [*under_way, *entries[-KEPT:]] if not e["is_p2p"]]
         acts = list(self._journal.calls)
-        newest_of_failed: dict[str, Any] = {}
+        newest = None  # of the calls of a backward() that has failed
         for entry in entries:
             act = _act_of(entry, acts)
-            if act is not None and act.failed:
-                newest_of_failed = entry
-            if act is not None and act.kind != BACKWARD:  # which makes several
+            if act is None:
+                continue
+            if act.kind == BACKWARD:
+                newest = entry if act.failed else newest
+            else:
                 if act.failed:
                     entry |= _FAILED
                 act.number, act.done = int(entry["collective_seq_id"]), _is_over(entry)
                 entry |= {"op": act.op, "root": act.root, "reduce_op": act.reduce_op}
-            if act is not None and act.place:
+            if act.place:
                 file, line = act.place
                 entry["frames"] = [{"filename": file, "line": line, "name": ""}]
-        newest_of_failed |= newest_of_failed and _FAILED
+        if newest is not None:
+            newest |= _FAILED
         with contextlib.suppress(Exception):  # torch's own table may have moved
             self._journal.learn_groups()
         groups = {

@@ -137,23 +137,19 @@ class Cluster:
         names = [f"rank {rank}" for rank in range(world_size)]
         names += [service["name"] for service in described]
         mortal = frozenset(number_of(who, names) for who in may_die)
-        job = {
-            "k": "start",
-            "program": importable_name(program),
-            "args": list(args),
-            "world_size": world_size,
-            "services": described,
-            "lives": 0,
-            "seconds": limits.seconds,
-            "memory_bytes": limits.memory_bytes,
-            "seed": seed,
-            "backend": backend,
-            "secret": secrets.token_hex(32),
-            "journal": journal,
-            "last_call": last_call and not journal,
-            "max_frame_bytes": max_frame_bytes,
-            "ranks_per_node": ranks_per_node or world_size,
-        }
+        job = job_of(
+            program,
+            world_size,
+            args,
+            limits,
+            services=described,
+            seed=seed,
+            backend=backend,
+            journal=journal,
+            last_call=last_call,
+            max_frame_bytes=max_frame_bytes,
+            ranks_per_node=ranks_per_node,
+        )
         self.settle()
         self.start()
         assert self._socket is not None
@@ -347,6 +343,40 @@ def _expect_one_thread(told: dict[str, Any]) -> None:
     if told["threads"] != 1:
         text = f"the zygote has {told['threads']} threads; it must have one"
         raise RunnerError(f"{text}: of what it imported, something starts a thread")
+
+
+def job_of(
+    program: Callable[..., Any],
+    world_size: int,
+    args: Sequence[Any],
+    limits: Limits,
+    *,
+    services: Sequence[dict[str, Any]],
+    seed: int,
+    backend: str,
+    journal: bool,
+    last_call: bool,
+    max_frame_bytes: int,
+    ranks_per_node: int,
+) -> dict[str, Any]:
+    """Return what every process of a run is told, for runner/rank.py to be a rank."""
+    return {
+        "k": "start",
+        "program": importable_name(program),
+        "args": list(args),
+        "world_size": world_size,
+        "services": services,
+        "lives": 0,
+        "seconds": limits.seconds,
+        "memory_bytes": limits.memory_bytes,
+        "seed": seed,
+        "backend": backend,
+        "secret": secrets.token_hex(32),
+        "journal": journal,
+        "last_call": last_call and not journal,
+        "max_frame_bytes": max_frame_bytes,
+        "ranks_per_node": ranks_per_node or world_size,
+    }
 
 
 def check_world_size(world_size: int) -> None:

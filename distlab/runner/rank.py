@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -100,6 +100,15 @@ def resolve(name: str) -> Callable[..., Any]:
     """The function that "package.module:function" names."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import modules; of "module:function", also call the function."""
+    for name in names:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
 
 
 def settle_in(

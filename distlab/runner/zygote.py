@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import encodings.idna  # noqa: F401  each rank would import it, to find a host
 import gc
-import importlib
 import os
 import selectors
 import shutil
@@ -193,11 +192,7 @@ def num_threads() -> int:
 
 
 def _preload(modules: list[str]) -> None:
-    for name in modules:
-        module, _, function = name.partition(":")
-        imported = importlib.import_module(module)
-        if function:
-            getattr(imported, function)()
+    rank_process.import_all(modules)
     gc.collect()
     gc.freeze()  # keep the collector from touching, and so copying, shared pages
 

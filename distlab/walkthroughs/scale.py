@@ -12,7 +12,8 @@ from types import ModuleType
 
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import chosen_unit
-from distlab.given.planning import Batch, Layout, Precision, Recovery
+from distlab.given.planning import Batch, Layout, Precision
+from distlab.given.planning_examples import recovery_with
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import UNIT
 from distlab.plan.plans import DAY_S, Question, plan_of
@@ -130,13 +131,7 @@ def _name(layout: Layout) -> str:
 def failures(world_sizes: Sequence[int], save_s: float, spares: int) -> Rows:
     """Return what failures make of 30 days of training, by the number of GPUs."""
     unit, cluster = _unit(), find_cluster(CLUSTER).value
-    recovery = Recovery(
-        save_s=save_s,
-        detection_s=60.0,
-        restart_s=300.0,
-        repair_s=DAY_S,
-        spare_nodes=spares,
-    )
+    recovery = recovery_with(save_s, spares)
     rows: Rows = {}
     for n in world_sizes:
         found = unit.goodput(cluster, n, recovery, 30 * DAY_S)
