@@ -190,8 +190,8 @@ def reduce_gradients(comm: Comm, timer: StepTimer, gradients: Sequence[Tensor]) 
     Return count_nonfinite of this rank's own gradients.
 
     C4 In this rank's own gradients, every inf, -inf and nan is counted, whatever shape
-       and strides the tensors have. The time until the collectives have finished counts
-       as "communication", and nothing else does.
+       and strides the tensors have. Only the time until the collectives have finished
+       counts as "communication".
     Check: distlab check 4.2
     """
     # TODO(monitoring.suspects)

@@ -26,8 +26,8 @@ def blind(
 ) -> int:
     """Judge a set; return 0 if all wrong solutions and no right ones were rejected.
 
-    Each solution is judged with `seeds` different seeds. One that gets unlike verdicts
-    counts as judged wrongly.
+    Each solution is judged with `seeds` different seeds. If the verdicts differ, it
+    counts as misjudged.
 
     Raises:
         BlindSetError: the folder holds no set, or a solution of it can't be used.

@@ -58,7 +58,7 @@ def read_set(curriculum: Curriculum, folder: Path) -> list[Foreign]:
     """Read all solutions in a folder and the folders below it.
 
     Raises:
-        BlindSetError: there are none, or one of them can't be used.
+        BlindSetError: the folder has none, or one of them can't be used.
     """
     known = {task.id: task.unit for task in curriculum.tasks}
     found: list[Foreign] = []

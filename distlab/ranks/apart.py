@@ -26,7 +26,7 @@ def apart() -> dict[str, Any]:
 def end(process: subprocess.Popen[bytes]) -> int:
     """End a process and what it has forked, and return its status as waitpid does.
 
-    Where there are no groups of processes, we can't end what it has started.
+    On a system without process groups, we can't end the processes that it started.
     """
     try:
         process.wait(timeout=0)

@@ -461,8 +461,8 @@ def mfu(
     """Return the model FLOPs utilization (MFU) of a step that takes step_s.
 
     Of the operations that the GPUs could have computed at peak_flops in this time, it
-    is the share that the model needs. Recomputation doesn't count, unlike in HFU, the
-    hardware FLOPs utilization.
+    is the share that the model needs. Unlike HFU (hardware FLOPs utilization), it
+    doesn't count recomputation.
     """
     ### BEGIN SOLUTION planning.step_time
     #| see your 3.29

@@ -125,7 +125,7 @@ def _marks(
 ) -> dict[str, tuple[str, Mark] | None]:
     """By entry: what is wrong, and its mark; from the state folder or played.
 
-    An entry plays the runs that the judge has read of the learner's.
+    Each entry plays the same runs of the learner's that the judge has read.
     """
     specs = tuple(mine.reads)
     folder = Progress(mine.impl.reference.path.parents[2]).folder / "book"
