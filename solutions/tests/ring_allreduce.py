@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -130,12 +131,12 @@ def test_all_reduce_averages(run: Run) -> None:
 
     def refused(comm: Comm, unit: ModuleType) -> Any:
         kinds = []
-        for dtype in INTEGERS:
-            tensor = values_of(comm.rank, 12, dtype)
+        for dtype, count in product(INTEGERS, (12, 0)):
+            tensor = values_of(comm.rank, count, dtype)
             try:
                 unit.all_reduce(comm, tensor, average=True)
             except Exception as error:
-                is_unchanged = torch.equal(tensor, values_of(comm.rank, 12, dtype))
+                is_unchanged = torch.equal(tensor, values_of(comm.rank, count, dtype))
                 kinds.append((type(error), is_unchanged))
         return kinds
 
@@ -145,7 +146,7 @@ def test_all_reduce_averages(run: Run) -> None:
                 assert torch.allclose(tensor, sum_of(n, 12, dtype) / n)
         results = run(refused, n)
         for kinds in results:
-            assert kinds == [(ValueError, True)] * len(INTEGERS)
+            assert kinds == [(ValueError, True)] * 2 * len(INTEGERS)
         assert results.messages == [0] * n
 
 
