@@ -158,13 +158,14 @@ def lanes(seed: int) -> list[Spans]:
 
 
 def measure_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What exposed_us returns for each pair of lanes."""
+    """What exposed_us returns for each pair of lanes, then for the first as iterators."""
     found = []
-    for place, spans in enumerate(lanes(seed), 1):
+    cases = lanes(seed)
+    for place, spans in enumerate(cases, 1):
         with in_call(f"exposed_us, case {place}"):
-            lanes_of = ((span for span in lane) for lane in spans)  # any Iterable
-            told = unit.exposed_us(*lanes_of)
-            found.append(number(told))
+            found.append(number(unit.exposed_us(*spans)))
+    with in_call("exposed_us, with iterators instead of lists"):
+        found.append(number(unit.exposed_us(*map(iter, cases[0]))))
     return found
 
 
@@ -240,6 +241,7 @@ def communication_alone(runs: Runs) -> str | None:
     """Interval arithmetic; a mistake is named if it explains every case."""
     found = worked_out(runs, measure_all).values[0]
     cases = lanes(runs.seed)
+    *found, iterated = found
     for spans, told in zip(cases, found, strict=True):
         if isinstance(told, str):
             raise NotYetError(f"exposed_us returns {told}")
@@ -260,6 +262,12 @@ def communication_alone(runs: Runs) -> str | None:
             slug=mistake.slug if mistake else "",
             evidence=lines(spans),
             rule=mistake.rule if mistake else "",
+        )
+    if isinstance(iterated, str) or not same(iterated, found[0]):
+        raise NotYetError(
+            f"exposed_us is {found[0]:g} of two lists and {iterated} of two iterators "
+            "over the same spans",
+            rule="an iterator can be read only once",
         )
     return None
 

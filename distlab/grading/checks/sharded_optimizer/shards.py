@@ -25,6 +25,7 @@ LEVEL, LONE = 4, 5  # norm 1, but less on each of two ranks; zero except on rank
 STALE = 1e8
 PLAIN: dict[str, Any] = {"count": 7, "is_warm": True, "rule": None, "kind": "cosine"}
 """Entries of an optimizer that are no tensors."""
+REFUSALS = (KeyError, ValueError, RuntimeError, IndexError, TypeError)
 
 
 class Alone:
@@ -87,13 +88,23 @@ def save_state(context: RankContext, unit: ModuleType, seed: int) -> dict[str, A
             comm.all_gather(bucket.flat, bucket.shard.detach())
     saved = zero.state_by_name()
     resumed = _resumed(unit, comm, model, seed, zero.state_dict())
+    return {"saved": saved, "resumed": resumed, "plain": _saved_plain(zero)}
+
+
+def _saved_plain(zero: Any) -> dict[str, Any]:
+    """What is saved of entries that are no tensors, by parameter; or the error."""
     for bucket in zero.buckets:
         zero.optimizer.state[bucket.shard].update(PLAIN)
-    plain = {
+    try:
+        saved = zero.state_by_name()
+    except (AttributeError, *REFUSALS) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    if not isinstance(saved, dict):  # which is judged without these entries
+        return {}
+    return {
         name: {key: entry.get(key, "nothing") for key in PLAIN}
-        for name, entry in zero.state_by_name().items()
+        for name, entry in saved.items()
     }
-    return {"saved": saved, "resumed": resumed, "plain": plain}
 
 
 def other_world(world_size: int) -> int:
@@ -117,7 +128,7 @@ def _resumed(
         zero = unit.ShardedOptimizer(alone, copy, make_groups(copy), make_optimizer)
         try:
             zero.load_state_dict(states)
-        except (KeyError, ValueError, RuntimeError, IndexError, TypeError) as error:
+        except REFUSALS as error:
             return [{"error": f"{type(error).__name__}: {error}"}]
         give_gradients(zero, drawn_gradient(seed + STEPS, start), rank, n)
         zero.optimizer.step()
