@@ -96,11 +96,11 @@ def clip(
 ) -> float:
     """Take one optimizer step with the mean gradient, clipped to the norm `max_norm`.
 
-    Given: as in 2.2; at least one parameter gets a gradient. The optimizer may have
-    only some of the parameters. The norm is that of one vector: all elements of all
-    gradients of the model, each parameter once. If it is larger than max_norm, scale
-    the gradient: same direction, norm max_norm. Otherwise do not change it. Return the
-    norm before clipping as a Python float.
+    Given: as in 2.2; at least one parameter gets a gradient, and all gradients are
+    finite. The optimizer may have only some of the parameters. The norm is that of one
+    vector: all elements of all gradients of the model, each parameter once. If it is
+    larger than max_norm, scale the gradient: same direction, norm max_norm. Otherwise
+    do not change it. Return the norm before clipping as a Python float.
 
     C1 The weights end up the same as in the single-process baseline, which clips once
        per step.

@@ -12,6 +12,7 @@ from distlab.digests import digest
 from distlab.grading.checks.activation_checkpointing.special import (
     FUNCTION,
     faults_of,
+    faults_of_draws,
 )
 from distlab.grading.clause import clause
 from distlab.grading.runs import Runs, RunSpec, on_ranks
@@ -61,6 +62,7 @@ def there_and_back(
     if "wrong" not in found["again"]:
         found["tokens"] = _tokens(unit.checkpoint, context.comm.device)
         found["special"] = faults_of(unit.checkpoint, context.comm.device)
+        found["draws"] = faults_of_draws(unit.checkpoint, context.comm.device)
     return found
 
 
@@ -284,7 +286,11 @@ def same_random_numbers(runs: Runs) -> str | None:
         same_bits(runs)
     except NotYetError:  # what is wrong there is not the random numbers
         raise NotJudgedError("it fails without random numbers, too: see C1") from None
-    return expect_same_random_numbers(runs.finished(there_and_back, dropout=DROPOUT))
+    run = runs.finished(there_and_back, dropout=DROPOUT)
+    note = expect_same_random_numbers(run)
+    for fault in run.values[0]["draws"]:
+        raise NotYetError(fault, rule=AGAIN)
+    return note
 
 
 def expect_same_random_numbers(run: Run) -> str:
@@ -312,6 +318,9 @@ def expect_same_random_numbers(run: Run) -> str:
             raise _moved(rank, "forward")
         if not torch.equal(plain["later"], again["later"]):
             raise _moved(rank, "backward")
+    for fault in run.values[0]["draws"]:
+        if FUNCTION not in fault:
+            raise NotYetError(fault, rule=AGAIN)
     return f"n = {run.world_size}: also with dropout {DROPOUT}"
 
 

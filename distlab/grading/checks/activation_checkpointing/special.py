@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,18 @@ FUNCTION = "a block that is a plain function, not a module"
 
 def faults_of(run: Checkpoint, device: torch.device) -> list[str]:
     """What goes wrong in which case, beside the block without checkpoint."""
-    return [*_faults(run, device)]
+    return [*_faults(CASES, run, device)]
 
 
-def _faults(run: Checkpoint, device: torch.device) -> Iterator[str]:
-    for what, case in CASES.items():
+def faults_of_draws(run: Checkpoint, device: torch.device) -> list[str]:
+    """The same of blocks that draw random numbers, though no dropout shows it."""
+    return [*_faults(DRAWING, run, device)]
+
+
+def _faults(
+    cases: Mapping[str, Case], run: Checkpoint, device: torch.device
+) -> Iterator[str]:
+    for what, case in cases.items():
         expected = case(lambda block, tensor: block(tensor), device)
         try:
             found = case(run, device)
@@ -106,4 +113,43 @@ CASES: dict[str, Case] = {
     "an incoming gradient that is inf in one place": _infinite,
     "an incoming gradient of zeros": _no_gradient,
     "frozen blocks, before and after a trained one": _frozen,
+}
+
+
+# ── blocks that draw ────────────────────────────────────────────────────────────────
+
+
+class _Noisy(nn.Module):
+    """Multiplies by drawn numbers, in evaluation mode, too."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return tensor @ self.weight * torch.rand_like(tensor)
+
+
+def _draws(block: Any, weight: Tensor, run: Checkpoint) -> list[Tensor | None]:
+    """The second block of the same kind draws other numbers than the first."""
+    torch.manual_seed(5)
+    result = run(block, run(block, _numbers(2, 3).to(weight.device)))
+    between = torch.rand(2)
+    result.sum().backward()
+    return [result.detach(), weight.grad, between, torch.rand(2)]
+
+
+def _drawing_function(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    weight = _numbers(3, 3).to(device).requires_grad_()
+    return _draws(lambda x: x @ weight * torch.rand_like(x), weight, run)
+
+
+def _drawing_evaluation(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
+    block = _Noisy(_numbers(3, 3).to(device)).eval()
+    return _draws(block, block.weight, run)
+
+
+DRAWING: dict[str, Case] = {
+    f"{FUNCTION}, that draws random numbers": _drawing_function,
+    "a block that draws random numbers in evaluation mode": _drawing_evaluation,
 }

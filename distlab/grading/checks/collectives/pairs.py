@@ -169,7 +169,9 @@ def _passes(world_size: int) -> list[RunSpec]:
 def neighbors_number(runs: Runs) -> str | None:
     """Incoming is the left neighbor's; outgoing is untouched."""
     if runs.world_size == 1:
-        _expect_no_hang_alone(runs, pass_once)
+        ended = _expect_no_hang_alone(runs, pass_once)
+        if ended is not None:
+            _expect_own_number(ended.values[0])
         return None
     run = runs.finished(pass_once)
     sent = [value["sent"] for value in run.values]
@@ -245,10 +247,19 @@ def one_message_each(runs: Runs) -> str | None:
 # ── shared ─────────────────────────────────────────────────────────────────────────
 
 
-def _expect_no_hang_alone(runs: Runs, scenario: Any) -> None:
-    """A single rank has no other rank: returning and being refused both pass."""
+def _expect_no_hang_alone(runs: Runs, scenario: Any) -> Run | None:
+    """A single rank has no other: it may return, or comm may refuse its call."""
     run = runs.ended(scenario)
     first = run.primary()
     refused = first is not None and first.error is not None and first.error.refused
-    if not refused:
-        runs.finished(scenario)
+    return None if refused else runs.finished(scenario)
+
+
+def _expect_own_number(value: dict[str, Any]) -> None:
+    """In a ring of one rank, the left neighbor is the rank itself."""
+    if not close(value["incoming"], value["sent"]):
+        raise NotYetError(
+            f"with one rank incoming is {value['incoming'].item():g}, expected "
+            f"{value['sent'].item():g}, its own outgoing",
+            rule="a rank that is alone is its own left neighbor",
+        )

@@ -158,7 +158,7 @@ def lanes(seed: int) -> list[Spans]:
 
 
 def measure_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What exposed_us returns for each pair of lanes, then for the first as iterators."""
+    """What exposed_us returns for each pair of lanes, then of iterators over one."""
     found = []
     cases = lanes(seed)
     for place, spans in enumerate(cases, 1):

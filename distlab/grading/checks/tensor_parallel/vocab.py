@@ -33,6 +33,7 @@ TOKENS = 8  # N
 COLUMNS = 32  # V / n
 MOST = 6 * TOKENS  # elements that a rank may send: twice what three all_reduces need
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
+LOGITS = ("small", "large", "masked")
 RULE_MAX = "comm.all_reduce(largest, ReduceOp.MAX)"
 
 _REDUCED_BY = {
@@ -67,10 +68,10 @@ class _Watched(Wrapper):
 
 
 def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """The loss for small and for large logits, and the gradients of this rank's."""
+    """The loss of small, large and masked logits, and the gradients of this rank's."""
     found: dict[str, Any] = {}
-    for name, scale in (("small", 1.0), ("large", LARGE)):
-        logits, targets = _batch(seed, context.world_size, scale)
+    for name in LOGITS:
+        logits, targets = _batch(seed, context.world_size, name)
         mine = logits.chunk(context.world_size, 1)[context.rank]  # not in one piece
         mine = mine.to(context.comm.device).requires_grad_()
         comm = _Watched(context.comm, mine)
@@ -86,15 +87,17 @@ def losses_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, 
     return found
 
 
-def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Logits (N, V), small or large, and targets, of which every rank has some.
+def _batch(seed: int, n: int, name: str) -> tuple[Tensor, Tensor]:
+    """Logits (N, V), and targets, of which every rank has some.
 
     First columns of two ranks are among these, and last columns of two ranks. Where
     logits are small, the next rank has -inf in the same column, as padding has. Where
-    they are large, each token has one rank whose logits are far above the others'.
+    they are masked, all its logits of a token are -inf. Where they are large, each
+    token has one rank whose logits are far above the others'.
     """
+    scale = LARGE if name == "large" else 1.0
     logits = drawn(seed, -11, TOKENS, n * COLUMNS) * scale
-    if scale == LARGE:
+    if name == "large":
         for token in range(TOKENS):
             logits[token].view(n, COLUMNS)[token % n] += 2 * LARGE
     generator = torch.Generator().manual_seed(seed)
@@ -102,7 +105,10 @@ def _batch(seed: int, n: int, scale: float) -> tuple[Tensor, Tensor]:
     columns[:4] = torch.tensor([0, 0, COLUMNS - 1, COLUMNS - 1])
     ranks = (torch.arange(TOKENS) + seed) % n
     targets = ranks * COLUMNS + columns
-    if scale != LARGE and n > 1:
+    if name == "masked" and n > 1:
+        for token in range(TOKENS):
+            logits[token].view(n, COLUMNS)[(ranks[token] + 1) % n] = -torch.inf
+    if name == "small" and n > 1:
         places = (targets + COLUMNS) % logits.shape[1]
         logits[torch.arange(TOKENS), places] = -torch.inf
         logits[torch.arange(TOKENS), (places // COLUMNS) * COLUMNS] = -torch.inf
@@ -115,8 +121,7 @@ class Right:
 
     def __init__(self, seed: int, n: int, name: str) -> None:
         self.n = n
-        scale = LARGE if name == "large" else 1.0
-        logits, self.targets = _batch(seed, n, scale)
+        logits, self.targets = _batch(seed, n, name)
         self.logits = logits.requires_grad_()
         loss = nn.functional.cross_entropy(self.logits, self.targets)
         loss.backward()
@@ -140,23 +145,24 @@ class Right:
 
 @clause("tensor_parallel.vocab_loss", "C1", worlds=WORLDS, runs=[on_ranks(losses_once)])
 def loss_of_one_process(runs: Runs) -> str | None:
-    """The mean over all tokens, for small logits and for large ones."""
+    """The mean over all tokens, also if all logits of a rank are -inf."""
     run, n = runs.finished(losses_once), runs.world_size
     expect_messages(run, "without a message no rank can know the loss")
-    for name in ("small", "large"):
+    for name in LOGITS:
         right = Right(runs.seed, n, name)
         losses = [value[name]["loss"] for value in run.values]
         if all_close(losses, [right.loss] * n):
             continue
         told = [float(loss[0]) for loss in losses if loss.numel()]
-        known = any(all_close(losses, s.values) for s in _wrong_losses(right))
+        suspects = [] if name == "masked" else _wrong_losses(right)  # nan equals nan
+        known = any(all_close(losses, s.values) for s in suspects)
         if not known and any(not math.isfinite(loss) for loss in told):
             raise _not_finite(run, name, told[0])
         expect_values(
             losses,
             same_everywhere(right.loss, n),
             what=f"the loss of {name} logits",
-            suspects=_wrong_losses(right),
+            suspects=suspects,
         )
     return None
 
@@ -164,6 +170,12 @@ def loss_of_one_process(runs: Runs) -> str | None:
 def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
     """A loss of inf, -inf or nan: what was subtracted before exp(), if anything?"""
     reduced_by = run.values[0][name]["reduced_by"]
+    if name == "masked":
+        return NotYetError(
+            f"the loss is {loss} where all logits of a token on one rank, which hasn't "
+            "its target, are -inf: -inf - (-inf) is nan",
+            evidence=calls_of_each(run),
+        )
     if name == "small" and reduced_by == "max":
         return NotYetError(
             f"the loss is {loss} where some logits of a token, not its target's, are "
@@ -255,7 +267,7 @@ def _wrong_losses(right: Right) -> list[Suspect]:
 def gradient_of_one_process(runs: Runs) -> str | None:
     """Each rank's columns of the gradient."""
     run, n = runs.finished(losses_once), runs.world_size
-    for name in ("small", "large"):
+    for name in LOGITS:
         right = Right(runs.seed, n, name)
         if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
             raise NotJudgedError("the loss is wrong: see C1")
@@ -295,8 +307,8 @@ def gradient_of_one_process(runs: Runs) -> str | None:
 def little_is_sent(runs: Runs) -> str | None:
     """The numbers that a rank hands over, for one loss."""
     run, n = runs.finished(losses_once), runs.world_size
-    sent = [  # the scenario has two losses: of small logits, and of large ones
-        sum(math.prod(call["shape"] or []) for call in record.calls()) / 2
+    sent = [
+        sum(math.prod(call["shape"] or []) for call in record.calls()) / len(LOGITS)
         for record in run.ranks
     ]
     if max(sent) > MOST:
