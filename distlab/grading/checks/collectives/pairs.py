@@ -27,7 +27,7 @@ from distlab.grading.kit.values import (
 )
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 
 BEFORE = -7.0
 """What is in `incoming` before the call: it may hold anything."""
