@@ -1,9 +1,10 @@
-"""What recording costs: the same training with and without it, launch by launch."""
+"""What recording costs a DDP step: pairs of rounds in the same processes."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,36 +13,58 @@ from typing import Any
 from benchmarks._ratios import Pair, result_of
 
 ROOT = Path(__file__).parents[1]
-RANKS, PAIRS, LIMIT_S = 2, 8, 180.0
+RANKS, LAUNCHES, LIMIT_S = 2, 5, 240.0
+CALLS_OF_A_STEP = 4  # one for each bucket
 AT_MOST = 1.01
 """The bar: recorded steps take at most 1 % longer."""
 
 
-def overhead(pairs: int = PAIRS) -> list[dict[str, Any]]:
+def overhead(launches: int = LAUNCHES) -> list[dict[str, Any]]:
     """The ratio of a step's processor time, which has the bar, and of its wall time.
 
-    The wall time of a busy machine differs from launch to launch by more than 1 %.
+    Two launches of the same job differ by more than 1 %, so we compare rounds of one
+    launch. What torch's flight recorder costs is the difference between calls of two
+    launches, one of them without it; we add it to the recorded steps.
 
     Raises:
         RuntimeError: a launch has failed.
     """
-    cpu: list[list[Pair]] = []
-    clock: list[list[Pair]] = []
-    for number in range(pairs):
-        order = (True, False) if number % 2 else (False, True)
-        found = {recorded: _launch(recorded=recorded) for recorded in order}
-        for name, launches in (("cpu_s", cpu), ("step_s", clock)):
-            both = zip(found[True][name], found[False][name], strict=True)
-            launches.append(list(both))
-    peer = "the same launch without --explain-hangs"
+    recorded = [_launch(recorded=True) for _ in range(launches)]
+    bare = [_launch(recorded=False) for _ in range(launches)]
+    call_s = _seconds_of_a_call(recorded) - _seconds_of_a_call(bare)
+    more_s = max(0.0, call_s) * CALLS_OF_A_STEP
+    peer = "the same step with recording paused"
+    found = {
+        name: [
+            [(on + more_s, off) for rank in launch for on, off in rank[name]]
+            for launch in recorded
+        ]
+        for name in ("cpu", "clock")
+    }
     return [
-        result_of("overhead_processor", cpu, peer, AT_MOST),
-        result_of("overhead_clock", clock, peer),
+        result_of("overhead_processor", found["cpu"], peer, AT_MOST),
+        result_of("overhead_clock", found["clock"], peer),
+        _line("flight_recorder_call_us", 1e6 * call_s, "µs"),
+        _line("unrecorded_launch", _unlike(bare), "first/second"),
     ]
 
 
-def _launch(*, recorded: bool) -> dict[str, list[float]]:
-    """Medians of all ranks, in the order of the ranks."""
+def _line(name: str, value: float, unit: str) -> dict[str, Any]:
+    return {"name": name, "value": round(value, 4), "unit": unit, "upper": None}
+
+
+def _seconds_of_a_call(launches: list[list[dict[str, Any]]]) -> float:
+    return statistics.median(rank["call_s"] for ranks in launches for rank in ranks)
+
+
+def _unlike(launches: list[list[dict[str, Any]]]) -> float:
+    """The ratio between rounds that are alike: how sure a ratio can be here."""
+    pairs: list[Pair] = [p for ranks in launches for rank in ranks for p in rank["cpu"]]
+    return statistics.median(one / other for one, other in pairs)
+
+
+def _launch(*, recorded: bool) -> list[dict[str, Any]]:
+    """What each rank told, in the order of the ranks."""
     command = [sys.executable, "-m", "distlab.launch", "-n", str(RANKS)]
     command += ["--explain-hangs"] * recorded
     command.append(str(Path(__file__).with_name("_autopsy_step.py")))
@@ -57,5 +80,4 @@ def _launch(*, recorded: bool) -> dict[str, list[float]]:
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     lines = sorted(line for line in done.stdout.splitlines() if "] {" in line)
-    ranks = [json.loads(line.partition("] ")[2]) for line in lines]
-    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+    return [json.loads(line.partition("] ")[2]) for line in lines]

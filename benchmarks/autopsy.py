@@ -142,7 +142,11 @@ def result(name: str, value: float | None) -> Line:
 
 def missed(report: Line) -> list[str]:
     """The names of the results that miss their bar."""
-    return [line["name"] for line in report["results"] if not line.get("met", True)]
+    return [
+        line["name"]
+        for line in report["results"]
+        if not line.get("met", line.get("is_met", True))
+    ]
 
 
 def measure(chosen: Sequence[Script], *, limit_s: float, jobs: int) -> Line:
@@ -164,7 +168,8 @@ def _tell_overhead(*, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"bench": "autopsy", "results": results}, indent=1))
     for line in [] if as_json else results:
-        print(f"{line['name']:<22} {line['value']:.4f}, at most {line['upper']:.4f}")
+        upper = "" if line["upper"] is None else f", at most {line['upper']:.4f}"
+        print(f"{line['name']:<24} {line['value']:.4f} {line['unit']}{upper}")
     return 1 if missed({"results": results}) else 0
 
 

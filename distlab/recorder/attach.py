@@ -20,6 +20,7 @@ OWNER = "DISTLAB_RECORD_OWNER"
 """In a rank's environment: its process. Processes that it starts are no ranks."""
 BUFFER = "256"
 """Calls that torch's flight recorder keeps. Reading one takes about 10 µs."""
+_journal: Journal | None = None  # of this process
 
 
 def variables(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -39,7 +40,8 @@ def attach(judge: Judge | None = None) -> None:
         return  # not a rank, or started by one
     os.environ[OWNER] = owner
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", BUFFER)
-    journal = Journal()
+    global _journal
+    journal = _journal = Journal()
     after_import(
         {
             "torch.distributed.distributed_c10d": functools.partial(
@@ -50,6 +52,12 @@ def attach(judge: Judge | None = None) -> None:
             "torch._dynamo.trace_rules": lambda rules: rules.add(Journal.__module__),
         }
     )
+
+
+def pause(paused: bool) -> None:
+    """Stop recording for a while, or go on: to measure what it costs."""
+    if _journal is not None:
+        _journal.active = not paused
 
 
 def _begin(journal: Journal, judge: Judge | None, c10d: Any) -> None:

@@ -97,7 +97,7 @@ class Recorder:
             while not self._is_over.wait(self._pause_s):
                 if self._store is None and self._journal.has_begun:
                     self._store = _connected()
-                if self._store is not None:
+                if self._store is not None and self._journal.active:
                     self._look()
 
     def share(self) -> None:
