@@ -69,7 +69,7 @@ def _tried(make: _Maker, problem: str) -> Record:
         "snapshot": "" if problem else _snapshot(make),
         "differing": "" if problem else _differing(make),
         "refused": {name: _refused(make, change) for name, change in CHANGES.items()}
-        | {name: _refused(make, {}, saved) for name, saved in ZEROS.items()},
+        | {name: _refused(make, own, saved) for name, (saved, own) in PAIRS.items()},
     }
 
 
@@ -180,10 +180,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "seed": {"seed": 987_654_321},
     "num_workers": {"num_workers": 2},
 }
-# What the loader has that saves; the one that loads has the usual settings.
-ZEROS: dict[str, dict[str, Any]] = {
-    "shuffle, False,": {"shuffle": False},
-    "seed, 0,": {"seed": 0},
+IN_ORDER = {"shuffle": False}
+# What the loader has that saves, and the one that loads instead of the usual settings.
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shuffle, False,": (IN_ORDER, {}),
+    "seed, 0,": ({"seed": 0}, {}),
+    "seed, both without shuffle,": (IN_ORDER, {**IN_ORDER, **CHANGES["seed"]}),
 }
 
 

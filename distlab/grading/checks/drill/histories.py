@@ -288,6 +288,7 @@ _JUST = "just late: 1.05 s, and the median of the others is 0.5 s"
 _TWICE = "1.0 s, and the median of the others is 0.5 s: twice as long, not longer"
 _EVEN = "three ranks: 2.125 s, and the median of the others is 1 s"
 _NOT_EVEN = "three ranks: 1.75 s, and the median of the others is 1 s"
+_AHEAD = "a rank is killed that has completed one more step than the others"
 _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
 _PLACES = {_LAST: -1, _FIRST: 0}
 LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
@@ -316,6 +317,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a rank ends by SIGTERM", "killed_rank_0", 0, (ended_by("SIGTERM"),)),
         ("a rank is killed; another has completed the step", _K, 2, (ahead(0),)),
         ("a data worker is killed; a rank is a step ahead", _W, 3, (ahead(1),)),
+        (_AHEAD, _K, 2, (ahead(2),)),
     ),
     "C3": (
         ("a rank is stopped", _F, 1, ()),
@@ -384,6 +386,8 @@ def _drill(what: str, name: str, lost: int, changes: Sequence[Change]) -> Drill:
         run = change(run)
     if what in _NOT_SLOW:
         cause = given.Cause(given.NOTHING)
+    if what == _AHEAD:
+        cause = cause._replace(step=cause.step + 1)
     return Drill(what, run, Incident(*cause, given.ACTIONS[cause.what], lost))
 
 

@@ -83,7 +83,32 @@ def clip_steps(
     }
 
 
-@clause("gradient_accumulation.clip", "C1", worlds=WORLDS, runs=[on_ranks(clip_steps)])
+def clip_nothing(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
+    """A step in which all gradients are zero, as at the minimum of the loss."""
+    model = Zoo(seed).to(context.comm.device)
+    optimizer = CountedSGD(model.parameters(), lr=LEARNING_RATE)
+    before = weights_of(model)
+    microbatches = [
+        (inputs.to(context.comm.device), targets.to(context.comm.device))
+        for inputs, targets in make_microbatches(seed, 0, context.rank, (2, 1))
+    ]
+    norm = unit.clip(
+        context.comm,
+        model,
+        optimizer,
+        lambda outputs, _: 0.0 * outputs.sum(),
+        microbatches,
+        MAX_NORMS[1],
+    )
+    same = torch.equal(weights_of(model), before)
+    return {"norm": number_of(norm), "same": same}
+
+
+def _judged(world_size: int) -> list[RunSpec]:
+    return [on_ranks(clip_steps), *[on_ranks(clip_nothing)] * (world_size == WORLDS[0])]
+
+
+@clause("gradient_accumulation.clip", "C1", worlds=WORLDS, runs=_judged)
 def clipped_once(runs: Runs) -> str | None:
     """After some steps the weights are those of the single-process baseline."""
     n, seed = runs.world_size, runs.seed
@@ -91,6 +116,14 @@ def clipped_once(runs: Runs) -> str | None:
     _expect_steps(run)
     expect_weights(run, seed)
     expect_messages(run, "the weights are right, but not through comm")
+    if n == WORLDS[0]:
+        for rank, value in enumerate(runs.finished(clip_nothing).values):
+            if not value["same"]:
+                raise NotYetError(
+                    "in a step whose gradients are all zero the weights changed, on "
+                    f"rank {rank}",
+                    rule="a gradient of norm 0 isn't longer than max_norm",
+                )
     return f"n = {n}: the weights of the baseline after {len(MAX_NORMS)} steps"
 
 

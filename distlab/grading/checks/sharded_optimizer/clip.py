@@ -125,8 +125,6 @@ def scaled_to_max_norm(runs: Runs) -> str | None:
 def _expect_scaled(runs: Runs) -> None:
     run, n = runs.finished(shards.clip_gradients), runs.world_size
     for number, max_norm in enumerate(shards.MAX_NORMS):
-        if number == shards.INFINITE:
-            continue
         gradient = full_gradient(runs.seed, number)
         norm = float(flat(gradient).norm())
         buckets = [

@@ -93,7 +93,7 @@ def draft_meshes(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
             "numbers": [_number(mesh, name) for name in NAMES],
         }
     refused = {}
-    for size in (*(size for size in range(2, n + 2) if n % size), 0):
+    for size in (*(size for size in range(2, n + 2) if n % size), 0, -1, -n):
         comm = Draft(context.comm)
         raised = attempt(lambda c=comm, s=size: unit.make_mesh(c, s))  # type: ignore[misc]
         refused[size] = {"raised": raised, "asked": comm.asked}
@@ -371,7 +371,7 @@ def what_does_not_fit_is_refused(runs: Runs) -> str | None:
         tried = [value["refused"][size] for value in run.values]
         what = f"tensor_size {size} for {n} rank{'s' if n > 1 else ''}"
         rule = "raise ValueError with both numbers if comm.world_size % tensor_size"
-        rule = rule if size else "look at it before you divide by it"
+        rule = rule if size > 0 else "look at it before you divide by it"
         expect_refusal(run, [one["raised"] for one in tried], what, rule)
         if any(one["asked"] for one in tried):
             raise NotYetError(

@@ -33,21 +33,26 @@ def broadcast_once(
     """
     norm = nn.BatchNorm1d(3)
     norm.register_buffer("table", torch.zeros(2), persistent=False)
-    norm.register_parameter("scale", nn.Parameter(torch.ones(())))  # no dimension
     model = nn.Sequential(make_model(seed), norm).double()
+    norm.register_parameter("scale", nn.Parameter(torch.ones(())))  # no dimension,
+    # and float32, which one long vector of all parameters would change
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
     if context.rank != (src or 0):
         next(model.parameters()).data[0, 0] = torch.nan
     model.to(context.comm.device)
     before = _state(model)
-    given = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
+    given = _held(model)
     if src is None:
         unit.broadcast_model(context.comm, model)
     else:
         unit.broadcast_model(context.comm, model, src)
-    held = {n: (id(p), p.requires_grad) for n, p in model.named_parameters()}
-    return {"before": before, "after": _state(model), "kept": held == given}
+    return {"before": before, "after": _state(model), "kept": _held(model) == given}
+
+
+def _held(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype]]:
+    """What an optimizer has of the parameters, besides their values."""
+    return {n: (id(p), p.requires_grad, p.dtype) for n, p in model.named_parameters()}
 
 
 def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
@@ -94,7 +99,7 @@ def parameters_agree(runs: Runs) -> str | None:
         if not all(value["kept"] for value in run.values):
             raise NotYetError(
                 "the values are right, but the parameters are new tensors, or their "
-                "requires_grad changed: an optimizer still refers to the old tensors",
+                "dtype or requires_grad changed",
                 rule="copy the values into the existing parameters",
             )
     return None
