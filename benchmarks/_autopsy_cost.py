@@ -54,13 +54,14 @@ def _line(name: str, value: float, unit: str) -> dict[str, Any]:
 
 
 def _seconds_of_a_call(launches: list[list[dict[str, Any]]]) -> float:
-    return statistics.median(rank["call_s"] for ranks in launches for rank in ranks)
+    found = [float(rank["call_s"]) for ranks in launches for rank in ranks]
+    return statistics.median(found)
 
 
 def _unlike(launches: list[list[dict[str, Any]]]) -> float:
     """The ratio between rounds that are alike: how sure a ratio can be here."""
     pairs: list[Pair] = [p for ranks in launches for rank in ranks for p in rank["cpu"]]
-    return statistics.median(one / other for one, other in pairs)
+    return float(statistics.median(one / other for one, other in pairs))
 
 
 def _launch(*, recorded: bool) -> list[dict[str, Any]]:

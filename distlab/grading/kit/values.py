@@ -138,7 +138,7 @@ def _fact(
                 return f"wrong {on}: rank {first} has {whose}"
         if missing := what_is_missing(actual[first], expected[first], parts):
             return f"wrong {on}: rank {first} {missing}"
-    return f"wrong {on}{_few_elements(actual[first], expected[first], tolerance)}"
+    return f"wrong {on}{_where(first, actual[first], expected[first], tolerance)}"
 
 
 def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
@@ -170,16 +170,29 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
     return f"{factor:.4g} × what is expected"
 
 
-def _few_elements(actual: object, expected: Tensor, tolerance: float) -> str:
-    """Say where, if less than half of the elements are wrong."""
+def _where(rank: int, actual: object, expected: Tensor, tolerance: float) -> str:
+    """Say which elements are wrong, and what a rank has in the first of them."""
     if not isinstance(actual, Tensor) or actual.shape != expected.shape:
         return ""
-    errors = _errors(actual.double().reshape(-1), expected.double().reshape(-1))
+    got, wanted = actual.double().reshape(-1), expected.double().reshape(-1)
+    errors = _errors(got, wanted)
     off = (errors > tolerance * _scale(expected)).nonzero().reshape(-1)
-    if not 0 < len(off) <= len(errors) // 2:
+    if not len(off):
         return ""
-    said = f", in {len(off)} of {len(errors)} elements, first in element {int(off[0])}"
-    return said + ", where 0 is expected" * (not expected.reshape(-1)[off].any())
+    at, said = int(off[0]), ""
+    if len(off) <= len(errors) // 2:
+        said = f", in {len(off)} of {len(errors)} elements"
+    place = f" in element {at}" * (len(errors) > 1)
+    return f"{said}: rank {rank} has {_told_apart(got[at], wanted[at], place)}"
+
+
+def _told_apart(got: Tensor, wanted: Tensor, place: str) -> str:
+    """Two numbers, with as many digits as it takes to see that they differ."""
+    for digits in (4, 8, 16):
+        pair = [f"{float(number):.{digits}g}" for number in (got, wanted)]
+        if pair[0] != pair[1]:
+            break
+    return f"{pair[0]}{place}, expected {pair[1]}"
 
 
 def _put_there(

@@ -429,7 +429,8 @@ def _goodput(seed: int) -> Iterator[Call]:
         for name, cluster in [*CLUSTERS.items(), ("a drawn one", draw_cluster(draw))]:
             n = cluster.gpus_per_node * draw.choice((1, 16, 256))
             training_s = draw.uniform(1, 90) * 24 * HOUR_S
-            words = f"{n} GPUs, {name}, {recovery}, {training_s:.0f} s of training"
+            facts = ", ".join(f"{k} {v:.4g}" for k, v in vars(recovery).items())
+            words = f"{n} GPUs, {name}, {facts}, {training_s:.0f} s of training"
             yield Call("goodput", (cluster, n, recovery, training_s), words)
 
 

@@ -209,7 +209,7 @@ def chunk_by_chunk(runs: Runs) -> str | None:
 
 
 def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
-    counts = [sum(stop - start for _, start, stop in one) for one in shards]
+    counts = [_length(one) for one in shards]
     pieces = [piece for one in shards for piece in one]
     if len(sizes) > 1 and all((w, 0, sizes[w]) in pieces for w, _, _ in pieces):
         return "each parameter is unsharded, on one rank", "full-parameters"
@@ -222,7 +222,14 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     if max(counts) > -(-sum(sizes) // n):
         most = f"rank {counts.index(max(counts))} has {max(counts)} elements"
         return f"{most}, an equal chunk has {-(-sum(sizes) // n)}", "one-shard-larger"
+    if counts != (wanted := [_length(one) for one in right_plan(sizes, n)]):
+        told, right = (", ".join(map(str, some)) for some in (counts, wanted))
+        return f"the ranks have {told} elements, expected {right}", ""
     return "the shards are not the chunks of the vector in rank order", ""
+
+
+def _length(shard: list[Piece]) -> int:
+    return sum(stop - start for _, start, stop in shard)
 
 
 # ── C3 ──────────────────────────────────────────────────────────────────────────────

@@ -218,7 +218,7 @@ def _wrong(
     got: list[float],
     right: list[float],
 ) -> NotYetError:
-    slug, sentence = "", "is not the expected time"
+    slug, sentence = "", ""
     for known, words, form in _suspects(name):
         if _alike(got, [form(*setting) for setting in asked]):
             slug, sentence = known, words
@@ -228,7 +228,9 @@ def _wrong(
         for setting, g, r in zip(asked, got, right, strict=True)
         if not _alike([g], [r])
     ]
-    (n, size, _), _, _ = rows[0]
+    rows.sort(key=lambda row: not row[0][1])  # no bytes at all would point to these
+    (n, size, _), first, wanted = rows[0]
+    sentence = sentence or f"is {first:.4g} s, expected {wanted:.4g} s"
     return NotYetError(
         f"{n} ranks, {size:,} bytes: the estimate for {name} {sentence}",
         slug=slug,
