@@ -239,13 +239,15 @@ def test_all_to_all(run: Run) -> None:
 
 
 def test_one_rank_has_nothing_to_send(run: Run) -> None:
-    """With one rank, nothing is sent; only comm may refuse a ring of one."""
+    """With one rank, only comm may refuse; a ring of one gives its own values back."""
 
     def exchange(comm: Comm, unit: ModuleType) -> None:
         unit.send_recv(comm, values_of(0, 2))
 
     def shift(comm: Comm, unit: ModuleType) -> None:
-        unit.ring_shift(comm, values_of(0, 2), values_of(1, 2))
+        incoming = values_of(1, 2)
+        unit.ring_shift(comm, values_of(0, 2), incoming)
+        assert torch.equal(incoming, values_of(0, 2))
 
     for program in (exchange, shift):
         try:
