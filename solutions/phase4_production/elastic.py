@@ -97,7 +97,8 @@ class Membership:
        is the same for every rank. It is the number of microbatches, of at most
        microbatch_size samples each, that the largest shard of the global batch needs.
     C3 Among the members of the last generation that have joined, the one with the
-       newest step is the source. In the first round, it is one of all that are taken.
+       newest step is the source. In the first round, which has no last generation, all
+       members that are taken count.
     C4 A Join is refused and changes nothing if it comes from a member that has ended,
        from a member of an older generation (whose state is behind), or from a new
        member while max_members are already training. During a round, every new member

@@ -62,7 +62,8 @@ def there_and_back(
     if "wrong" not in found["again"]:
         found["tokens"] = _tokens(unit.checkpoint, context.comm.device)
         found["special"] = faults_of(unit.checkpoint, context.comm.device)
-        found["draws"] = faults_of_draws(unit.checkpoint, context.comm.device)
+        if dropout:
+            found["draws"] = faults_of_draws(unit.checkpoint, context.comm.device)
     return found
 
 
