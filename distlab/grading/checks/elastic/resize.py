@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,7 @@ from distlab.grading.checks.elastic.scripts import (
     settings,
     shorter,
 )
+from distlab.grading.checks.elastic.sentences import Difference, situation
 from distlab.grading.checks.elastic.world import Fact, Settings
 from distlab.grading.clause import clauses
 from distlab.grading.kit.histories import (
@@ -32,7 +33,6 @@ from distlab.grading.kit.histories import (
     last_rows,
     rows_of,
 )
-from distlab.grading.kit.launcher_actions import no_tick
 from distlab.grading.kit.plans import in_call
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -116,17 +116,14 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
             contract.is_late = True
         elif not contract.could_happen(event):
             return {}
-        asked_before_s = contract.deadline_s
+        asked_before_s, happened = contract.deadline_s, situation(contract, event)
         expected = contract.offer(row)
         wakes = [action for action in actual if action[0] == "wake"]
         actual = [action for action in actual if action[0] != "wake"]
         if not contract.is_late and _agree(expected, actual, contract):
             continue
-        happened = _event(row)
         earlier = [action for row in rows[:place] for action in row.reply]
         contract.has_asked = any(action[0] == "wake" for action in earlier)
-        if contract.is_late:
-            happened = no_tick(row.time_s, rows[:place])
         clause_id, slug, rule = _diagnosis(contract, event, expected, actual)
         is_none = event == END or contract.is_late  # no event decides
         # When to wake it is not compared, but it is due where a new wait begins.
@@ -135,9 +132,12 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
             due.append(("wake", contract.deadline_s))
         shown = [row._replace(peer=NOBODY) for row in rows]
         numbers = ", ".join(f"{name} {value:g}" for name, value in own.items())
+        told = [*rows[:place], row]
+        difference = Difference(
+            contract, happened, due, actual, wakes, told, row.time_s
+        )
         fault = NotYetError(
-            f"{happened}{_state(contract, event)}: "
-            f"{_difference(due, actual, actual + wakes)}",
+            difference.sentence(),
             slug=slug,
             rule=rule or facts(contract, event, expected, actual),
             evidence=(
@@ -256,59 +256,6 @@ def _of_form(seen: Seen, due: Fact, given: Fact) -> tuple[str, str, str]:
 
 def _words(row: Row) -> str:
     return f"{_event(row, is_timed=False)}  →  {_actions(row.reply)}"
-
-
-def _state(contract: MembershipContract, event: Fact) -> str:
-    """What decides about a Join, in a few words."""
-    if event[0] != "join" or contract.is_late:
-        return ""
-    if event[1] in contract.ended:
-        return f"; {event[1]}'s process has ended"
-    if contract.is_round:
-        return "; in a round"
-    return ""
-
-
-def _difference(due: Sequence[Fact], actual: Sequence[Fact], got: Any) -> str:
-    """Both lists of actions; of two Forms only what differs."""
-    forms = [one for acts in (due, actual) for one in acts if one[0] == "form"]
-    both = f"expected {_actions(due)}, but got {_actions(got)}"
-    if len(forms) != 2:
-        return both
-    if found := [*_other_members(*forms), *_other_numbers(*forms)]:
-        return f"the Form {'; it '.join(found)}"
-    refused = [{a[1] for a in acts if a[0] == "refuse"} for acts in (due, actual)]
-    if lack := sorted(refused[0] - refused[1]):
-        return f"the Form is right, but Refuse({', '.join(lack)}) is missing"
-    if more := sorted(refused[1] - refused[0]):
-        return f"the Form is right, and Refuse({', '.join(more)}) is too much"
-    return both
-
-
-def _other_members(due: Fact, given: Fact) -> Iterator[str]:
-    _, _, old, taken, *_ = due
-    members = [str(member) for _, member in given[2]]
-    if more := [m for m in members if m not in taken]:
-        yield f"has {', '.join(more)} as well"
-    if less := [m for m in taken if m not in members]:
-        yield f"lacks {', '.join(less)}"
-    num = len(old)
-    is_ordered = {*members[:num]} == {*old} and members[num:] == taken[num:]
-    if sorted(members) == sorted(taken) and not is_ordered:
-        yield f"has the order {' '.join(members)}, expected {' '.join(taken)}"
-
-
-def _other_numbers(due: Fact, given: Fact) -> Iterator[str]:
-    _, generation, _, _, sources, steps = due
-    if given[1] != generation:
-        yield f"is generation {given[1]}, expected {generation}"
-    ranks = [rank for rank, _ in given[2]]
-    if ranks != [*range(len(ranks))]:
-        yield f"has the ranks {', '.join(map(str, ranks))}"
-    if given[3] not in sources:
-        yield f"has the source {given[3]}, expected {' or '.join(sources)}"
-    if given[4] != steps:
-        yield f"has {given[4]} steps of accumulation, expected {steps}"
 
 
 def _event(row: Row, *, is_timed: bool = True) -> str:

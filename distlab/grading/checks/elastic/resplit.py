@@ -9,14 +9,14 @@ from __future__ import annotations
 import operator
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.plans import in_call, listed, named, worked_out
+from distlab.grading.kit.plans import in_call, listed, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
@@ -113,12 +113,23 @@ def _num(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+def _numbers(items: Sequence[int]) -> str:
+    *first, last = map(str, items[:4])
+    if len(items) > 4:
+        return f"{', '.join((*first, last))} …"
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _samples_of(items: Sequence[int]) -> str:
+    return f"sample{'s' * (len(items) > 1)} {_numbers(items)}"
+
+
 def _call(case: ResplitCase, place: int) -> str:
     history = [list(steps) for steps in case.stages[:place]]
     n = len(case.stages[place])
     return (
-        f"{case.num_samples} samples, global batches of {case.global_batch_size}, "
-        f"history {history}, {n} rank{'s' * (n > 1)}"
+        f"{case.num_samples} samples, global_batch_size={case.global_batch_size}, "
+        f"history={history}, world_size={n}"
     )
 
 
@@ -157,7 +168,7 @@ class Split:
 
     def error(self, message: str, rule: str, slug: str = "") -> NotYetError:
         """What is wrong with this call."""
-        text, n = f"{self.call}: {message}", len(self.case.stages[self.place])
+        text, n = f"{message} ({self.call})", len(self.case.stages[self.place])
         evidence = self.table()
         return NotYetError(text, slug=slug, evidence=evidence, rule=rule, played=n)
 
@@ -170,7 +181,7 @@ def _splits(runs: Runs) -> Iterator[Split]:
         for place, (plan, stage) in enumerate(zip(plans, case.stages, strict=False)):
             call = _call(case, place)
             if isinstance(plan, str):
-                raise NotYetError(f"{call}: resplit {plan}", fatal=True)
+                raise NotYetError(f"resplit {plan} ({call})", fatal=True)
             split = Split(call, case, place, plan, left)
             yield split
             if _shape(split) or _samples(split) or _order(split):
@@ -208,19 +219,21 @@ def _order(split: Split) -> NotYetError | None:
         if len(actual) != len(due):
             is_local = split.place and len(actual) == scaled
             return split.error(
-                f"step {number} has {_num(len(actual), 'sample')}, not {len(due)}",
+                f"step {number} has {_num(len(actual), 'sample')}, expected {len(due)}",
                 "the global batch size does not depend on the number of ranks",
                 "global-batch-scaled" if is_local else "",
             )
+        more = sorted(set(actual) - due)
+        less = [index for index in split.left if index in due - set(actual)]
         return split.error(
-            f"step {number} has {named(sorted(set(actual) - due))}, whose turn has "
-            "not come",
+            f"step {number} has {_samples_of(more)} instead of {_numbers(less)}, which "
+            f"come{'s' * (len(less) == 1)} first in `order`",
             "take the samples in the order of the shuffle, a global batch for each "
             "step; then split each of these over the ranks",
         )
     if len(split.steps) > len(expected):
         return split.error(
-            "the last step has no sample on any rank",
+            "the last step has no sample on any rank, expected no such step",
             "make no step without samples: the mean of its gradients is 0 / 0",
         )
     return None
@@ -243,17 +256,20 @@ def _samples(split: Split) -> NotYetError | None:
     order = split.case.order()
     if unknown := sorted(given - set(order)):
         return split.error(
-            f"{named(unknown)} is not in the order",
+            f"the plan has {_samples_of(unknown)}, which `order` does not have",
             "a plan has values of `order`, not positions in it",
         )
     again = [index for index in order if index in given - left]
     lost = [index for index in order if index in left - given]
     if not again and not lost:
         return None
-    what = [f"{named(again)} completed before" if again else "",
-            f"{named(lost)} in no step" if lost else ""]  # fmt: skip
+    what = []
+    if again:
+        what.append(f"repeats {_samples_of(again)}, which a rank has completed")
+    if lost:
+        what.append(f"leaves out {_samples_of(lost)}, which no rank has completed")
     slug, rule = _cause(split, given)
-    return split.error("; ".join(filter(None, what)), rule, slug)
+    return split.error(f"the plan {', and '.join(what)}", rule, slug)
 
 
 def _cause(split: Split, given: set[int]) -> tuple[str, str]:
@@ -289,14 +305,14 @@ def shards_are_even(runs: Runs) -> str | None:
 def _shape(split: Split) -> NotYetError | None:
     n, plan = len(split.case.stages[split.place]), split.plan
     if len(plan) != n:
-        have = "has a plan" if len(plan) == 1 else "have a plan"
-        return split.error(f"{_num(len(plan), 'rank')} {have}", "plan has n lists")
+        message = f"the plan is for {_num(len(plan), 'rank')}, expected {n}"
+        return split.error(message, "plan has n lists")
     lengths = list(map(len, plan))
     if len(set(lengths)) > 1:
         rank = lengths.index(min(lengths))
         return split.error(
-            f"rank {rank} has {_num(min(lengths), 'step')}, another rank "
-            f"{max(lengths)}",
+            f"rank {rank} has {_num(min(lengths), 'step')} and another rank "
+            f"{max(lengths)}, expected as many",
             "a rank without samples in a step has an empty shard: it takes part in the "
             "all_reduce",
         )
@@ -304,14 +320,16 @@ def _shape(split: Split) -> NotYetError | None:
     often = [index for index in counts if counts[index] > 1]
     if often:
         return split.error(
-            f"sample {often[0]} occurs {counts[often[0]]} times",
+            f"sample {often[0]} occurs {counts[often[0]]} times in the plan, expected "
+            "once",
             "do not pad: shards may differ by one sample",
         )
     for step in range(lengths[0] if lengths else 0):
         sizes = [len(shard[step]) for shard in plan]
         if max(sizes) - min(sizes) > 1:
             return split.error(
-                f"step {step} has shards of {', '.join(map(str, sizes))} samples",
+                f"step {step} has shards of {_numbers(sizes)} samples, expected sizes "
+                "that differ by at most one",
                 "the shards of a step differ by at most one sample",
             )
     return None

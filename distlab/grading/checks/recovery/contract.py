@@ -40,6 +40,8 @@ class SupervisorContract:
         self.members: dict[int, int] = {}
         self.generation, self.is_whole = 0, False
         self.restarts_s: list[float] = []
+        self.in_broken_s: list[float] = []  # those while the group is not whole
+        self.events_s: list[float] = []  # those that started at least one process
         self.failures: list[int] = []  # codes of all ends that set the exit code
         self.num_failed = 0  # generations that failed after the newest step
         self.num_ever = 0  # generations that failed
@@ -137,6 +139,8 @@ class SupervisorContract:
         if len(self.alive) + num < script.world_size:
             return self._stop("limit", self._code(), now_s)
         self.restarts_s += [now_s] * num
+        self.in_broken_s += [now_s] * (0 if self.is_whole else num)
+        self.events_s += [now_s] * bool(num)
         reason = "limited" if num < missing else "failure"
         return Due(reason, num, self._next())
 

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from distlab.given.recovering import COMPUTE, SAVE, WAIT
 from distlab.given.recovering import Report as Row
-from distlab.grading.checks.recovery.formulas import rule_of
+from distlab.grading.checks.recovery.formulas import known_as
 from distlab.grading.checks.recovery.reports import (
+    LEAST,
+    SLOW,
     Ranks,
     ReportsCase,
     cases,
@@ -21,6 +23,7 @@ from distlab.grading.checks.recovery.reports import (
     usual,
 )
 from distlab.grading.clause import clause, clauses
+from distlab.grading.kit.apart import apart, said
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -180,10 +183,67 @@ MISTAKES = (
 # ── verdicts ────────────────────────────────────────────────────────────────────────
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no rank"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _list_words(
+    case: ReportsCase, name: str, actual: list[int], expected: list[int]
+) -> str:
+    """Which ranks a list has or lacks, and the state of the first of them."""
+    more = [rank for rank in actual if rank not in expected]
+    lack = [rank for rank in expected if rank not in actual]
+    if bool(more) == bool(lack):
+        return f"`{name}` is {actual} {_where(case)}, expected {expected}"
+    odd = more or lack
+    s = "s" * (len(odd) > 1)
+    *first, last = map(str, odd)
+    ranks = f"rank{s} {', '.join(first)}{' and ' * bool(first)}{last}"
+    row = next((row for row in case.rows if row.rank == odd[0]), None)
+    verb = "wrongly has" if more else "lacks"
+    if row is None:
+        return f"`{name}` {verb} {ranks}, expected {expected}"
+    who = f"; rank {odd[0]}" if s else ", which"
+    return f"`{name}` {verb} {ranks}{who} {_state(case, name, row)}"
+
+
+def _where(case: ReportsCase) -> str:
+    return f'in the case "{case.what}"'
+
+
+def _state(case: ReportsCase, name: str, row: Row) -> str:
+    """What decides about a rank, as a clause without its subject."""
+    if row.has_ended:
+        return "has ended"
+    if name == "dead":
+        return "has not ended"
+    if not row.steps:
+        return "is in its first step"
+    unit_s = usual(case.rows)
+    if unit_s == math.inf:
+        return f"has too few durations: fewer than {LEAST} in all reports"
+    idle_s = idle(row, case.now_s) / unit_s
+    told = f"was idle in {row.doing.upper()} for {_steps(idle_s)} usual steps"
+    if row.doing != COMPUTE and name == "frozen":
+        told += f" and sent a heartbeat {_steps(_silent(row, case) / unit_s)} steps ago"
+    return told
+
+
+def _steps(number: float) -> str:
+    """Exact at a limit, and near it, else short."""
+    return f"{number:.2f}".removesuffix("0").removesuffix(".0")
+
+
+def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> str:
+    """The number that `frozen` or `slow` is compared with."""
+    name, actual, expected = fault
+    odd = [rank for rank in actual + expected if (rank in actual) != (rank in expected)]
+    row = next((row for row in case.rows if row.rank in odd[:1]), None)
+    if row is None or name == "dead" or row.has_ended or not row.steps:
+        return ""
+    if name == "frozen":
+        return f" (patience={case.patience:g})"
+    if row.doing != COMPUTE:
+        return ", but only a rank in COMPUTE is slow"
+    if idle(row, case.now_s) > _limit(case):
+        return f", so it is frozen and not slow (patience={case.patience:g})"
+    return f" (SLOW is {SLOW:g})"
 
 
 def _words(case: ReportsCase) -> tuple[Evidence, ...]:
@@ -232,9 +292,8 @@ def _judge(clause_id: str, runs: Runs) -> None:
         if fault is None:
             continue
         name, actual, expected = fault
-        message = f"{case.what}: {name} is {_listed(actual)}, expected "
-        message += _listed(expected)
         mistake = _mistake(known, told) if name == "frozen" else None
+        message = _list_words(case, name, actual, expected)
         if clause_id == "C4" and name == "frozen":
             rule = "a first step may take long: it compiles, or fills its caches"
             raise NotYetError(
@@ -245,7 +304,8 @@ def _judge(clause_id: str, runs: Runs) -> None:
         is_not_slow = name == "slow" and bool(waits)
         rule = "only a rank in COMPUTE is slow: the others wait, or save" * is_not_slow
         raise NotYetError(
-            message + (f"; {mistake.sentence}" if mistake else ""),
+            message
+            + (f": {mistake.sentence}" if mistake else _limit_words(fault, case)),
             slug=mistake.slug if mistake else "",
             rule=mistake.rule if mistake else rule,
             evidence=_words(case),
@@ -271,14 +331,20 @@ def the_usual_step(runs: Runs) -> str | None:
         if told != expected and not math.isclose(told, expected, rel_tol=_CLOSE):
             wrong.append((case, told))
     if wrong:
-        case, told = wrong[0]
-        num = sum(max(len(row.steps) - 1, 0) for row in case.rows)
-        raise NotYetError(
-            f"{case.what}, {num} duration{'s' * (num != 1)}: usual_step_s is "
-            f"{told:.6g} s, expected {usual(case.rows):.6g} s",
-            rule=rule_of([(case.rows, told) for case, told in wrong]),
-        )
+        rule, words = known_as([(case.rows, told) for case, told in wrong])
+        raise NotYetError(_usual_words(*wrong[0], words), rule=rule)
     return f"{len(found)} sets of reports"
+
+
+def _usual_words(case: ReportsCase, told: float, formula: str) -> str:
+    expected = usual(case.rows)
+    num = sum(max(len(row.steps) - 1, 0) for row in case.rows)
+    of = f"usual_step_s, given {num} duration{'s' * (num != 1)}, returned"
+    if expected == math.inf:
+        return f"{of} {said(told)} s, expected inf, since there are fewer than {LEAST}"
+    got, wanted = apart(told, expected)
+    named = f", {formula}" * bool(formula)
+    return f"{of} {got} s{named}, expected {wanted} s"
 
 
 CONDITIONS = on_ranks(find_conditions)

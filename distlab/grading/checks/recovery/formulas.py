@@ -53,32 +53,42 @@ def _medians(rows: Sequence[Row]) -> float:
     return _usual([median(_durations([row])) for row in rows if len(row.steps) > 1])
 
 
-FORMULAS: tuple[tuple[str, Callable[[Sequence[Row]], float]], ...] = (
-    ("divide by the difference of the numbers: a report may lack steps", _plain),
-    ("a gap is one duration, however many steps it has", _often),
-    ("add the median of the distances from the median",
+_SPREAD = "add the median of the distances from the median"
+_MEAN, _WITH_MEAN = "their mean", "based on their mean"
+_SEPARATE = "what you get if each rank is evaluated by itself"
+FORMULAS: tuple[tuple[str, str, Callable[[Sequence[Row]], float]], ...] = (
+    ("divide by the difference of the numbers: a report may lack steps",
+     "what you get if a gap counts as one step", _plain),
+    ("a gap is one duration, however many steps it has",
+     "what you get if a gap of two steps counts as two durations", _often),
+    (_SPREAD, "their median without the jitter",
      lambda rows: median(_durations(rows))),
-    (_MEDIAN, lambda rows: mean(_durations(rows))),
-    (_MEDIAN, lambda rows: _about(_durations(rows), mean, mean)),
-    (_MEDIAN, lambda rows: _about(_durations(rows), mean, median)),
-    (_MEDIAN, lambda rows: _about(_durations(rows), median, mean)),
-    (_MEDIAN, lambda rows: mean(_durations(rows)) + stdev(_durations(rows))),
-    (_MEDIAN, lambda rows: mean(_durations(rows)) + pstdev(_durations(rows))),
-    ("the durations of a rank that has ended count, too", _alive),
-    (_TOGETHER, _medians),
-    *((_TOGETHER, lambda rows, over=over: _per_rank(rows, over, _usual))
+    (_MEDIAN, _MEAN, lambda rows: mean(_durations(rows))),
+    (_MEDIAN, _WITH_MEAN, lambda rows: _about(_durations(rows), mean, mean)),
+    (_MEDIAN, _WITH_MEAN, lambda rows: _about(_durations(rows), mean, median)),
+    (_MEDIAN, "their median plus the mean distance from it",
+     lambda rows: _about(_durations(rows), median, mean)),
+    (_MEDIAN, "their mean plus their standard deviation",
+     lambda rows: mean(_durations(rows)) + stdev(_durations(rows))),
+    (_MEDIAN, "their mean plus their standard deviation",
+     lambda rows: mean(_durations(rows)) + pstdev(_durations(rows))),
+    ("the durations of a rank that has ended count, too",
+     "what you get without the ranks that have ended", _alive),
+    (_TOGETHER, "the usual step of the ranks' medians", _medians),
+    *((_TOGETHER, _SEPARATE, lambda rows, over=over: _per_rank(rows, over, _usual))
       for over in (median, mean, max, min)),
-    *((_TOGETHER, lambda rows, over=over: _per_rank(rows, over, median))
+    *((_TOGETHER, _SEPARATE, lambda rows, over=over: _per_rank(rows, over, median))
       for over in (median, mean, max, min)),
 )  # fmt: skip
+"""The rule that a formula breaks, what its result is, and the formula."""
 
 
-def rule_of(wrong: Sequence[tuple[Sequence[Row], float]]) -> str:
-    """The rule, where one formula gives every one of the wrong numbers; or nothing."""
-    for rule, formula in FORMULAS:
+def known_as(wrong: Sequence[tuple[Sequence[Row], float]]) -> tuple[str, str]:
+    """The rule and the words of the formula that gives all of them, or nothing."""
+    for rule, words, formula in FORMULAS:
         if all(_gives(formula, rows, told) for rows, told in wrong):
-            return rule
-    return ""
+            return rule, words
+    return "", ""
 
 
 def _gives(

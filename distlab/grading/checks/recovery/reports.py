@@ -90,6 +90,17 @@ def _is_sure(case: ReportsCase) -> bool:
     return all(abs(s - limit) > _MARGIN * limit for s in seconds for limit in limits)
 
 
+_TITLES = {
+    "hang": "rank 0 hangs but sends heartbeats",
+    "killed": "rank 0 gets SIGKILL",
+    "replaced": "rank 1's new process takes long for its first step",
+    "saves": "rank 0 saves for long and the others wait",
+    "slow": "rank 2 computes eight times as long",
+    "stopped": "rank 1 gets SIGSTOP while it computes",
+    "stopped_waiting": "rank 2 gets SIGSTOP while it waits",
+}
+"""The recorded runs, by the names of their files."""
+
 # ── recorded ────────────────────────────────────────────────────────────────────────
 
 
@@ -105,7 +116,7 @@ def recorded() -> tuple[ReportsCase, ...]:
         for now_s in [*times, _longest(run) - 1e-3]:
             now_s = min(now_s, end_s)
             rows = run.reports(now_s)
-            title = f"recorded, {path.stem}: {run.title}; at {now_s:.2f} s"
+            title = f"{now_s:.3g} s into a recorded run in which {_TITLES[path.stem]}"
             cases.append(ReportsCase(title, rows, now_s))
     return tuple(filter(_is_sure, cases))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from signal import SIGTERM
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,12 +30,14 @@ from distlab.grading.checks.recovery.faults import (
     Script,
     scripts,
 )
-from distlab.grading.checks.recovery.words import (
-    action_words,
-    event_words,
-    evidence,
-    expected_words,
+from distlab.grading.checks.recovery.sentences import (
+    difference,
+    failed,
+    no_signal,
+    situation,
+    used,
 )
+from distlab.grading.checks.recovery.words import evidence
 from distlab.grading.clause import clauses
 from distlab.grading.kit import launcher_actions
 from distlab.grading.kit.histories import (
@@ -49,7 +51,6 @@ from distlab.grading.kit.launcher_actions import (
     common_fact,
     expect_no_fault,
     first_faults,
-    no_tick,
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -119,33 +120,39 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
     for place, row in enumerate(rows):
         event, actions = tuple(row.request), [tuple(a) for a in row.reply]
         is_late = contract.is_late(row.time_s)
-        restarts_s = list(contract.restarts_s)
+        restarts_s, events_s = list(contract.restarts_s), list(contract.events_s)
+        happened = situation(contract, event, row.time_s)
+        short = happened.partition(" with code ")[0]
         due = contract.due(event, row.time_s)
         unknown = [a[1] for a in actions if a[0] == "unknown"]
         part = "late" if is_late else contract.fault(due, actions)
         if not part and not unknown:
             continue
         before = rows[: place + (event != END and not is_late)]
-        seen = _Fault(contract, due, part, actions, before, restarts_s, row.time_s)
+        counts = restarts_s, events_s
+        seen = _Fault(contract, due, part, actions, before, *counts, row.time_s)
         slug, rule = _diagnosis(seen)
         rule = rule or facts(contract, due, part)
-        n, k = script.world_size, script.num_standbys
-        happened = f"{event_words(event)} at {row.time_s:.4g} s"
-        if is_late:
-            happened = no_tick(contract.kill_at_s, rows[:place])
-        elif event == END:
-            happened = "no event comes any more"
         fault = NotYetError(
-            f"{n} rank{'s' * (n > 1)}, {k} standby{'s' * (k != 1)}; {happened}"
-            f"{seen.counted}: expected {expected_words(contract, due, part)}, but got "
-            f"{action_words(actions) if not unknown else unknown[0]}",
+            _sentence(seen, short if seen.counted else happened, unknown),
             slug=slug,
             rule=rule,
-            played=n,
+            played=script.world_size,
             evidence=evidence(script, before, seen.cause),
         )
         return {_clause(seen): fault}
     return {}
+
+
+def _sentence(seen: _Fault, happened: str, unknown: Sequence[str]) -> str:
+    """The headline: the event, with what decides, and the part that is wrong."""
+    if seen.part == "late":
+        return no_signal(seen.contract)
+    if unknown:
+        return f"{happened}, the supervisor returned {unknown[0]}"
+    is_up = seen.is_given_up
+    told = difference(seen.contract, seen.due, seen.part, seen.actions, gives_up=is_up)
+    return f"{happened}{seen.counted}, {told}"
 
 
 class _Fault(NamedTuple):
@@ -157,6 +164,7 @@ class _Fault(NamedTuple):
     actions: list[Fact]
     rows: Sequence[Row]
     restarts_s: list[float]  # before the event
+    events_s: list[float]  # that were answered with restarts, before this one
     now_s: float
 
     @property
@@ -173,15 +181,23 @@ class _Fault(NamedTuple):
     @property
     def counted(self) -> str:
         """The counts that decide, in words; or nothing."""
-        found, script = [], self.contract.script
-        if self.due.reason in ("failure", "limited", "limit") and self.restarts_s:
-            num, old = self.num_recent, len(self.restarts_s) - self.num_recent
-            text = f"{num} restart{'s' * (num != 1)} in the last {script.window_s:g} s"
-            found.append(text + f" and {old} before" * bool(old))
-        num = self.contract.num_failed
-        if num and self.due.reason in ("failure", "limited", "limit", "loop"):
-            found.append(f"{num} failure{'s' * (num > 1)} without a new step")
-        return f" ({', '.join(found)})" if found else ""
+        reason, contract = self.due.reason, self.contract
+        is_about_ends = self.counts_all_ends or (
+            self.is_given_up and contract.num_ever >= contract.script.max_failures
+        )
+        if reason == "loop" or is_about_ends:
+            return failed(contract)
+        num = self.num_recent
+        if self.counts_decide:
+            num_old = len(self.restarts_s) - num
+            return used(contract, num, num_old, together=self.counts_events)
+        return ""
+
+    @property
+    def counts_decide(self) -> bool:
+        """Whether the number of restarts decides what is due."""
+        is_limit = self.due.reason in ("limited", "limit") and self.part != "finish"
+        return is_limit or self.counts_all_restarts
 
     @property
     def cause(self) -> Fact:
@@ -210,6 +226,45 @@ class _Fault(NamedTuple):
         num_started = sum(bool(a[0] == "start") for a in self.actions)
         is_short = num_started < self.due.num_starts
         return is_short and num_started == num
+
+    @property
+    def forgets_restarts(self) -> bool:
+        """Whether it started as many as are allowed if some kind doesn't count.
+
+        These are the restarts before the newest Form, or those in a whole group. With
+        one restart counted for each event, we can't tell.
+        """
+        script = self.contract.script
+        since_s = self.now_s - script.window_s
+        recent = [s for s in self.restarts_s if s > since_s]
+        formed_s = [
+            row.time_s
+            for row in self.rows[:-1]
+            if any(a[0] == "form" for a in row.reply)
+        ]
+        in_broken = [s for s in self.contract.in_broken_s if since_s < s < self.now_s]
+        counts = {
+            sum(s > max(formed_s, default=-inf) for s in recent),
+            len(in_broken),
+        }
+        if self.counts_events:
+            return False
+        return any(map(self.allows, counts - {len(recent)}))
+
+    @property
+    def counts_events(self) -> bool:
+        """Whether it counts processes that were started together as one restart."""
+        since_s = self.now_s - self.contract.script.window_s
+        num = sum(at_s > since_s for at_s in self.events_s)
+        return num < self.num_recent and self.allows(num)
+
+    def allows(self, num_restarts: int) -> bool:
+        """Whether as many were started as are allowed after so many restarts."""
+        script = self.contract.script
+        missing = script.world_size + script.num_standbys - len(self.contract.alive)
+        num_allowed = max(0, min(missing, script.max_restarts - num_restarts))
+        num_started = sum(bool(action[0] == "start") for action in self.actions)
+        return num_allowed == num_started
 
     @property
     def counts_all_ends(self) -> bool:
@@ -286,11 +341,11 @@ def _of_replacing(seen: _Fault) -> tuple[str, str]:
     if seen.counts_all_ends:
         return "", "a group fails once: ends while it is not whole are not counted"
     if due.reason != "failure" and seen.part == "starts" and "start" in kinds:
+        if not seen.forgets_restarts:
+            return "", "each process that is started in place of another is a restart"
         rule = "keep the times of all restarts; only those older than window_s go"
         return "limit-reset", rule
-    forms = [dict(a[2]) for a in seen.actions if a[0] == "form"]
-    is_wrong = seen.part in ("members", "form") and bool(forms)
-    return "", _of_members(seen.contract, forms[0]) if is_wrong else ""
+    return "", ""
 
 
 def _of_loop(contract: SupervisorContract) -> tuple[str, str]:
@@ -301,20 +356,6 @@ def _of_loop(contract: SupervisorContract) -> tuple[str, str]:
         return "stale-event", f"{late}: only this generation's steps count"
     rule = "count the failures since a step with a higher number than any before"
     return "crash-loop", rule
-
-
-def _of_members(contract: SupervisorContract, members: dict[int, int]) -> str:
-    """What is wrong with the processes that a Form gives ranks."""
-    for process, count in Counter(members.values()).items():
-        ranks = sorted(r for r, p in members.items() if p == process)
-        if count > 1:
-            both = " and ".join(map(str, ranks))
-            return f"process {process} has ranks {both}: a member is no standby"
-        if process not in contract.alive:
-            return f"process {process} has ended: form with those that are alive now"
-        if process not in contract.idle and process not in contract.members.values():
-            return f"process {process} has not said Ready"
-    return ""
 
 
 PLAYED = on_ranks(play_faults)

@@ -9,7 +9,7 @@ from signal import SIGTERM
 from typing import Any
 
 from distlab.given.sigkill import SIGKILL
-from distlab.grading.checks.recovery.contract import Due, SupervisorContract
+from distlab.grading.checks.recovery.contract import SupervisorContract
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.launcher_actions import Fact, signal_name
@@ -76,26 +76,6 @@ def _line(group: Sequence[Row]) -> Evidence:
         steps = f"steps {begin} … {end}" if begin < end else f"step {begin}, copies:"
         text = f"{steps} completed in generation {generation}  →  no action"
     return Evidence(NOBODY, state, text)
-
-
-def expected_words(contract: SupervisorContract, due: Due, part: str) -> str:
-    """What is due, in words; with its free choices."""
-    if part == "late":
-        return "SIGKILL to " + _processes(sorted(contract.alive))
-    found = []
-    if due.num_starts:
-        num = due.num_starts
-        found.append(f"Start of {num} new process{'es' * (num > 1)}")
-    if due.form:
-        kept = ", ".join(f"{r}: {p}" for r, p in sorted(contract.kept().items()))
-        text = f"Form({due.form}) of ranks 0 … {contract.script.world_size - 1}"
-        found.append(text + f" with {{{kept}}} as before" * bool(kept))
-    actions: list[Fact] = [("signal", p, s) for p, s in sorted(due.signals)]
-    if any(number == SIGTERM for _, number in due.signals):
-        actions.append(("wake", contract.kill_at_s))
-    actions += [("finish", due.finish)] if due.finish is not None else []
-    found += [action_words(actions)] if actions else []
-    return " and ".join(found) or "no action"
 
 
 def _numbers(script: Script) -> str:

@@ -1,0 +1,305 @@
+"""The headline of 4.9: the event, what the Membership did about it, and what is due.
+
+Only the actions that differ are told, with the part of its state that decides. The
+rest of the script is in the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distlab.grading.checks.elastic.scripts import MembershipContract
+from distlab.grading.checks.elastic.world import Fact
+from distlab.grading.kit.histories import Row
+from distlab.grading.kit.launcher_actions import asked_s
+
+_ORDER = ("regroup", "form", "refuse", "stop", "wake")
+
+
+def situation(contract: MembershipContract, event: Fact) -> str:
+    """Describe an event by what the contract knows before it happens."""
+    match event:
+        case ("join", member, _, generation):
+            return f"when {_joined(contract, member, generation)}"
+        case ("lost", member, ended):
+            how = "ended" if ended else "was lost without having ended"
+            return f"when {_named_member(contract, member)} {how}"
+        case ("end",):
+            return "after the last event"
+    return "at a Tick"
+
+
+def _joined(contract: MembershipContract, member: str, generation: int) -> str:
+    if member in contract.ended:
+        return f"{member}, whose process has ended, sent a Join"
+    if 0 < generation < contract.generation:
+        whose = "copy of an older" if member in contract.members else "late"
+        return f"a {whose} Join of {member} came (generation {generation})"
+    if member in contract.joined:
+        return f"a copy of {member}'s Join came"
+    if generation == 0 and member in contract.members:
+        return f"a copy of {member}'s first Join came"
+    who = member if member in contract.members else f"new member {member}"
+    now = "in a round"
+    if not contract.is_round:
+        num, most = len(contract.members), contract.own.max_members
+        now = f"while {num} of max_members={most} were training"
+    return f"{who} joined {now}"
+
+
+def _named_member(contract: MembershipContract, member: str) -> str:
+    if member in contract.members or member in contract.joined:
+        return member
+    return f"{member}, which is not a member,"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The actions of one event, and what a right Membership knew."""
+
+    contract: MembershipContract  # after the event
+    happened: str
+    due: Sequence[Fact]
+    got: Sequence[Fact]  # without WakeAt
+    wakes: Sequence[Fact]
+    rows: Sequence[Row]  # up to this event
+    time_s: float
+
+    def sentence(self) -> str:
+        """The headline."""
+        unknown = [action for action in self.got if action[0] == "unknown"]
+        if unknown:
+            return f"{self.happened}, the Membership returned {unknown[0][1]}"
+        forms = [a for b in (self.due, self.got) for a in b if a[0] == "form"]
+        if len(forms) == 2 and (found := self._form(*forms)):
+            return f"{self.happened}, Form({forms[1][1]}) {found}"
+        did, expected = self._other()
+        when = self.happened if not self.contract.is_late else self._late()
+        reason = self._reason(did, expected)
+        told = f"the Membership returned {_words(did) or 'no action'}"
+        if self.contract.is_late:
+            asked = asked_s(self.rows)
+            last = f"the last WakeAt was for {asked[-1]:.4g} s" if asked else ""
+            told = last or "no Tick was asked for"
+        wanted = _words(expected) or "no action"
+        if [action[0] for action in expected] == ["wake"]:
+            contract = self.contract
+            wait = "grace_s" if contract.could_form else "timeout_s"
+            wanted += f" for a new wait of {wait}"
+        return f"{when}{reason}, {told}, expected {wanted}"
+
+    def _late(self) -> str:
+        contract = self.contract
+        name = "grace_s" if contract.could_form else "timeout_s"
+        state = "possible" if contract.could_form else "impossible"
+        if contract.seen.due_s == contract.since_s:
+            return "at once"
+        return f"when a Form had been {state} for {name}"
+
+    def _other(self) -> tuple[list[Fact], list[Fact]]:
+        """What was done and was not due, and the reverse."""
+        due = [action for action in self.due if action[0] != "wake"]
+        did = [a for a in self.got if _key(a) not in set(map(_key, due))]
+        expected = [a for a in due if _key(a) not in set(map(_key, self.got))]
+        if not did and not expected:
+            return list(self.got), list(self.due)
+        if not expected:
+            expected += [a for a in self.due if a[0] == "wake" and self._is_new_wait()]
+        return did, expected
+
+    def _is_new_wait(self) -> bool:
+        return any(a[0] in ("stop", "form") for a in self.got)
+
+    # ── why ─────────────────────────────────────────────────────────────────────────
+
+    def _reason(self, did: Sequence[Fact], expected: Sequence[Fact]) -> str:
+        """What decides whether a Form or a Stop is due."""
+        contract, seen = self.contract, self.contract.seen
+        kinds = {action[0] for action in (*did, *expected)}
+        if not contract.has_decided or not kinds & {"form", "stop"}:
+            return ""
+        if not seen.has_enough:
+            num, least = len(seen.joined), contract.own.min_members
+            starts_again = seen.due_s == contract.since_s + contract.own.timeout_s
+            is_early = "stop" in kinds and self.time_s < seen.due_s
+            is_early &= not (starts_again and contract.since_s == self.time_s)
+            early = " before timeout_s was over" * is_early
+            return f"{early}, with {num} of min_members={least} joined"
+        if contract.is_late and not seen.is_disputed:
+            return ""
+        if seen.is_disputed or not seen.is_majority:
+            return self._majority()
+        is_early = any(action[0] == "form" for action in did)
+        if not is_early:
+            return " grace_s after a Form had become possible"
+        unheard = self._unheard()
+        if unheard and len(seen.joined) >= contract.own.max_members:
+            return f" while {_names(unheard)} {_are(unheard)} unheard"
+        return " before grace_s was over"
+
+    def _unheard(self) -> list[str]:
+        seen, ended = self.contract.seen, self.contract.ended
+        return [m for m in seen.members if m not in {*seen.joined, *ended}]
+
+    def _majority(self) -> str:
+        """Who of the last generation has joined, and who could join elsewhere."""
+        seen = self.contract.seen
+        alive = [m for m in seen.members if m not in self.contract.ended]
+        joined = [m for m in alive if m in seen.joined]
+        if not alive:
+            return " with every member of the last generation ended"
+        unheard = self._unheard()
+        found = f" with {_names(joined)} joined and {_names(unheard)} unheard"
+        if len(joined) == len(unheard):
+            found += f" ({alive[0]} is the lowest rank)"
+        return found
+
+    # ── two Forms ───────────────────────────────────────────────────────────────────
+
+    def _form(self, due: Fact, given: Fact) -> str:
+        """The first difference that explains the others, or nothing."""
+        return next(self._differences(due, given), "")
+
+    def _differences(self, due: Fact, given: Fact) -> Iterator[str]:
+        _, generation, old, taken, sources, steps = due
+        members = [str(member) for _, member in given[2]]
+        if found := self._members(taken, members):
+            yield found
+        if given[1] != generation:
+            yield f"came, expected Form({generation})"
+        ranks = [rank for rank, _ in given[2]]
+        if ranks != [*range(len(ranks))]:
+            yield f"has the ranks {_all(ranks)}, expected {_all(range(len(ranks)))}"
+        num = len(old)
+        if {*members[:num]} != {*old} or members[num:] != taken[num:]:
+            yield self._ordered(old, taken, members)
+        if given[3] not in sources:
+            yield self._source(given[3], sources)
+        if given[4] != steps:
+            own = self.contract.own
+            size, most = own.global_batch_size, own.microbatch_size
+            yield (
+                f"has grad_accum_steps={given[4]}, expected {steps}: a global batch of "
+                f"{size} on {len(taken)} rank{'s' * (len(taken) > 1)}, in microbatches "
+                f"of at most {most}"
+            )
+        refused = [
+            {a[1] for a in acts if a[0] == "refuse"} for acts in (self.due, self.got)
+        ]
+        most = self.contract.own.max_members
+        if lack := sorted(refused[0] - refused[1]):
+            yield (
+                f"comes without Refuse({', '.join(lack)}), expected one for each "
+                f"member beyond max_members={most}"
+            )
+        if more := sorted(refused[1] - refused[0]):
+            yield f"comes with Refuse({', '.join(more)}), expected none"
+
+    def _members(self, taken: Sequence[str], members: Sequence[str]) -> str:
+        seen = self.contract.seen
+        more = [m for m in members if m not in taken]
+        less = [m for m in taken if m not in members]
+        if more and less:
+            instead = f"takes {_names(more)} instead of {_names(less)}"
+            return f"{instead}, {self._first_come(less[0])}"
+        if less:
+            return f"leaves out {_names(less)}, which had joined"
+        if not more:
+            return ""
+        if more[0] in seen.joined:
+            most = self.contract.own.max_members
+            return f"has {len(members)} members, expected at most max_members={most}"
+        return f"includes {_names(more)}, {self._gone(more[0])}"
+
+    def _first_come(self, member: str) -> str:
+        if member in self.contract.seen.members:
+            return "which is of the last generation"
+        if self._num_joins(member) > 1:
+            return "which joined earlier; its second Join is only a copy"
+        return "which joined earlier"
+
+    def _gone(self, member: str) -> str:
+        if member in self.contract.ended:
+            if self._joined_after_end(member):
+                return "whose process had ended before a late Join of it came"
+            return "whose process has ended"
+        if member in self.contract.lost:
+            return "which was lost and has not joined again"
+        return "which has not joined in this round"
+
+    def _joined_after_end(self, member: str) -> bool:
+        events = [tuple(row.request) for row in self.rows]
+        own = [e for e in events if e[0] in ("join", "lost") and e[1] == member]
+        return bool(own) and own[-1][0] == "join"
+
+    def _num_joins(self, member: str) -> int:
+        """How many of its Joins came since the last Form."""
+        num = 0
+        for row in self.rows:
+            num += tuple(row.request)[:2] == ("join", member)
+            if any(action[0] == "form" for action in row.reply) and row.reply:
+                num = 0 if row is not self.rows[-1] else num
+        return num
+
+    def _ordered(
+        self, old: Sequence[str], taken: Sequence[str], members: Sequence[str]
+    ) -> str:
+        given = f"has the order {_all(members)}, expected {_all(taken)}"
+        if {*members[: len(old)]} != {*old}:
+            return f"{given}: members of the last generation come first"
+        return f"{given}: new members come in the order of their first Joins"
+
+    def _source(self, source: Any, sources: Sequence[str]) -> str:
+        seen = self.contract.seen
+        steps = seen.joined
+        best = sources[0]
+        if seen.members and source not in seen.members:
+            return (
+                f"has new member {source} as its source, expected "
+                f"{' or '.join(sources)} of the last generation"
+            )
+        return (
+            f"has source {source} (step {steps.get(source, '?')}), expected "
+            f"{' or '.join(sources)} (step {steps[best]})"
+        )
+
+
+def _key(action: Fact) -> str:
+    """What must be equal at first sight."""
+    kind, what, *_ = (*action, "")
+    return str(kind) if kind == "stop" else f"{kind} {what}"
+
+
+def _names(members: Sequence[str]) -> str:
+    *first, last = members or ["no member"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _are(members: Sequence[str]) -> str:
+    return "is" if len(members) == 1 else "are"
+
+
+def _all(items: Sequence[Any]) -> str:
+    return ", ".join(map(str, items))
+
+
+def _words(actions: Sequence[Fact]) -> str:
+    kinds = sorted(actions, key=lambda action: _ORDER.index(action[0]))
+    return " and ".join(map(_action, kinds))
+
+
+def _action(action: Fact) -> str:
+    match action:
+        case ("regroup", members):
+            return f"Regroup({', '.join(members)})"
+        case ("form", generation, _, taken, _, _):
+            return f"Form({generation}) of {_names(taken)}"
+        case ("form", generation, pairs, _, _):
+            return f"Form({generation}) of {_names([str(m) for _, m in pairs])}"
+        case ("refuse", member, *_):
+            return f"Refuse({member})"
+        case ("wake", at_s):
+            return f"WakeAt({at_s:.4g})"
+    return "Stop"

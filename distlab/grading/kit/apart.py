@@ -1,0 +1,24 @@
+"""Two numbers in a verdict, with as many digits as it takes to see that they differ."""
+
+from __future__ import annotations
+
+import math
+
+_DIGITS = (3, 5, 8, 16)
+
+
+def apart(got: float, expected: float) -> tuple[str, str]:
+    """Both in three significant digits, or in more if they would look alike."""
+    for digits in _DIGITS:
+        pair = said(got, digits), said(expected, digits)
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def said(number: float, digits: int = 3) -> str:
+    """A number as one writes it: 0.203, 2,063 or 3.54e+06."""
+    is_whole = math.isfinite(number) and number == int(number)
+    if is_whole and abs(number) < 10 ** max(digits, 4):
+        return f"{int(number):,}"
+    return f"{number:.{digits}g}"
