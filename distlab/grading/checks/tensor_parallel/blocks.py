@@ -150,7 +150,7 @@ def as_in_one_process(runs: Runs) -> str | None:
                 expect_values(
                     outs,
                     same_everywhere(right, n),
-                    what=f"what {words} returns" + _after(step),
+                    what=f"what {words} returns{_with(runs, name)}" + _after(step),
                     suspects=_wrong_outputs(whole, words) if step == 0 else (),
                 )
             backs = [value[name]["backs"][step] for value in run.values]
@@ -158,7 +158,9 @@ def as_in_one_process(runs: Runs) -> str | None:
                 expect_values(
                     backs,
                     same_everywhere(right_back, n),
-                    what=f"the gradient of the inputs of {words}" + _after(step),
+                    what=f"the gradient of the inputs of {words}"
+                    + _with(runs, name)
+                    + _after(step),
                     suspects=_wrong_gradients(whole, words) if step == 0 else (),
                     rule=_rule(step, "apply `operators.before` once, to the input"),
                 )
@@ -177,6 +179,12 @@ def _expect_num_heads(found: list[object], runs: Runs) -> None:
             f"{rank}, expected {right} as before",
             rule="leave num_heads: the layer works out its own heads from qkv",
         )
+
+
+def _with(runs: Runs, name: str) -> str:
+    """Say how many heads there are, which attention may depend on."""
+    heads = heads_of(runs.seed)
+    return f" with {heads} heads per rank" if name == "attention" else ""
 
 
 def _after(step: int) -> str:
@@ -209,10 +217,19 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
         )
         found.append(
             Suspect(
+                slug="",
+                values=same_everywhere(whole.head_by_head(), n),
+                sentence="a rank's rows of qkv are sorted by head (q0 k0 v0 q1 …), but "
+                "its attention takes the first third as queries",
+                rule="a rank's rows: queries of all its heads, then keys, then values",
+            )
+        )
+        found.append(
+            Suspect(
                 slug="qkv-bias-left-behind",
                 values=same_everywhere(whole.bias_as_it_was(), n),
-                sentence="the rows of qkv are reordered rank by rank; its bias is not: "
-                "a rank adds the bias of other heads",
+                sentence="the rows of qkv's weight are reordered but its bias isn't, "
+                "so a rank adds the bias of other heads",
                 rule="reorder the bias together with the rows",
             )
         )
@@ -224,7 +241,8 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
         Suspect(
             slug="no-sum-in-backward",
             values=whole.partial_backs(),
-            sentence=f"the gradient of the inputs of {words} is only the local term",
+            sentence=f"the gradient of the inputs of {words} is only the local term, "
+            "not the sum over the ranks",
             rule="apply `operators.before` to the input: " + NO_SUM_BACK,
         )
     ]
@@ -247,9 +265,8 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
         total, held = total + size, held + max(found)
         if max(found) > share:
             raise NotYetError(
-                f"{words} has {max(found)} elements on rank "
-                f"{found.index(max(found))}; 1/{n} of the weights is {share}, with "
-                "the last bias",
+                f"rank {found.index(max(found))} has {max(found)} elements of {words}, "
+                f"expected {share}: 1/{n} of the weights, and the last bias",
                 slug="weights-not-cut",
                 evidence=[
                     (rank, "holds", f"{count} of {size}")
@@ -270,7 +287,7 @@ def one_each_way(runs: Runs) -> str | None:
     expect_calls(
         run,
         [
-            (f"{words} {direction}", f"{name} {direction}", ["all_reduce"])
+            (f"{words}'s {direction} pass", f"{name} {direction}", ["all_reduce"])
             for name, words in NAMES.items()
             for direction in ("forward", "backward")
         ],
@@ -281,8 +298,8 @@ def one_each_way(runs: Runs) -> str | None:
         uses = [value["uses"][way] for value in run.values]
         if uses != [2 * STEPS] * len(uses):
             raise NotYetError(
-                f"`{way}` was used {uses[0]} times in {STEPS} steps of both, "
-                f"expected {2 * STEPS}",
+                f"in {STEPS} steps of the attention and the MLP, `{way}` was used "
+                f"{uses[0]} times, expected {2 * STEPS}",
                 evidence=_uses(run),
                 rule=ONE_EACH,
             )
@@ -308,12 +325,12 @@ def whole_heads_only(runs: Runs) -> str | None:
     """A block of n + 1 heads is refused, before anything was sent or replaced."""
     run, n = runs.finished(blocks_once), runs.world_size
     tried = [value["refused"] for value in run.values]
-    what = f"{n + 1} heads on {n} ranks"
+    what = f"attention with {n + 1} heads on {n} ranks"
     rule = "the rows can be split, a head cannot: check attention.num_heads first"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
-    for word in ("replaced", "sent"):
-        happened = f"{what}: refused, but only after something was {word}"
-        done = [one[word] for one in tried]
+    for key, word in (("replaced", "replaced a layer"), ("sent", "sent something")):
+        happened = f"refuses {what}, but only after it has {word}"
+        done = [one[key] for one in tried]
         expect_nothing_done(happened, done, raised, "an attention")
     return None

@@ -81,7 +81,8 @@ def by_columns(runs: Runs) -> str | None:
                 Suspect(
                     slug="weights-not-cut",
                     values=same_everywhere(one.out, n),
-                    sentence="ColumnParallelLinear returns all outputs: not sharded",
+                    sentence="ColumnParallelLinear returns all outputs on every rank, "
+                    "not chunk r on rank r",
                     rule="rank r has chunk r of the weight's rows",
                 ),
                 *other_orders(one.out, n, "ColumnParallelLinear's outputs"),
@@ -99,7 +100,7 @@ def _expect_none(run: Run, kind: str, name: str, outputs: int) -> None:
     expect_values(
         _found(run, kind, "none"),
         [torch.empty(0, *TOKENS[1:], outputs)] * run.world_size,
-        what=f"what {name} returns for a batch without samples",
+        what=f"for a batch without samples, what {name} returns",
     )
 
 
@@ -111,15 +112,15 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
         sizes = [size for size, _ in held]
         if sum(sizes) > sum(expected):
             message = (
-                f"{name} has {sum(sizes)} elements on rank {rank}, its shard has "
-                f"{sum(expected)}"
+                f"rank {rank} has {sum(sizes)} elements of {name}, expected the "
+                f"{sum(expected)} of its shard"
             )
             raise NotYetError(
                 message, slug="weights-not-cut", evidence=_rooms(run, kind), rule=SHARE
             )
         if sum(room for _, room in held) > sum(expected) and run.world_size > 1:
             raise NotYetError(
-                f"{name}'s shard is a view: on rank {rank} it keeps the full layer "
+                f"{name}'s shard on rank {rank} is a view, which keeps the full layer "
                 "in memory",
                 slug="view-keeps-whole",
                 evidence=_rooms(run, kind),
@@ -136,8 +137,8 @@ def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
         scaled = Suspect(
             slug=INSIDE if place else "",
             values=[value / n for value in expected],
-            sentence=f"{name} stores its {noun} divided by {n}: a step of training "
-            "then changes it too much",
+            sentence=f"{name} stores its {noun} divided by {n}, so a training step "
+            "changes it too much",
             rule="store the values of the full layer",
         )
         expect_values(
@@ -154,14 +155,14 @@ def _expect_own(run: Run, kind: str, name: str) -> None:
     for rank, value in enumerate(run.values):
         if value[kind]["shared"]:
             raise NotYetError(
-                f"n = {run.world_size}: {name}'s {value[kind]['shared'][0]} is the "
-                "memory of the full layer: an optimizer step changes both",
+                f"{name}'s {value[kind]['shared'][0]} on rank {rank} shares memory "
+                "with the full layer, so an optimizer step changes both",
                 rule="copy the shard, and the bias too, even if it is all of them",
             )
         if value[kind]["kept"]:
             raise NotYetError(
-                f"{name} keeps the full layer: on rank {rank} the full weight is "
-                "still in memory, beside its shard",
+                f"{name} on rank {rank} still holds the full weight, in addition to "
+                "its shard",
                 slug="weights-not-cut",
                 evidence=_rooms(run, kind),
                 rule="keep no reference to `full` after __init__ returns",
@@ -215,7 +216,8 @@ def by_rows(runs: Runs) -> str | None:
                 Suspect(
                     slug="partial-sum-not-total",
                     values=[part + constant for part in parts],
-                    sentence="each rank returns its partial sum",
+                    sentence="RowParallelLinear returns each rank's partial sum, not "
+                    "the total",
                     rule="apply self.operator(self.comm, …) to the partial sum",
                 ),
             ],
@@ -224,7 +226,7 @@ def by_rows(runs: Runs) -> str | None:
         expect_values(
             _found(run, "row" + end, "inf"),
             same_everywhere(one.whole(with_inf(n)).detach(), n),
-            what=f"what RowParallelLinear{end} returns for an inf on rank 0",
+            what=f"for an inf on rank 0, what RowParallelLinear{end} returns",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
         own = one.whole.bias.detach() if bias else torch.empty(0)
@@ -294,8 +296,8 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
             Suspect(
                 slug="bias-inside-the-sum",
                 values=[right, *[none] * (n - 1)],
-                sentence="only rank 0's bias has a gradient: the others never learn, "
-                "and the copies of the bias drift apart",
+                sentence="only rank 0's bias has a gradient, so the copies of the "
+                "bias drift apart",
                 rule=AFTER,
             ),
             Suspect(

@@ -21,6 +21,7 @@ from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence, place
+from distlab.terminal import ranks_in_words
 
 NAMES = ("tensor", "data")
 WORLDS = (6, 4, 3, 2, 1)  # with 2 × 2, rows and columns are too much alike
@@ -143,11 +144,14 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
         expected = [[rank // size, rank % size] for rank in range(n)]
         if places == expected:
             continue
-        message = f"{n} ranks, tensor_size {size}: the coordinates are wrong"
-        if places == [pair[::-1] for pair in expected]:
+        start = _with(n, size)
+        message = f"{start} the coordinates come in the order (shard, replica)"
+        if places != [pair[::-1] for pair in expected]:
+            pairs = enumerate(zip(places, expected, strict=True))
+            rank, (got, right) = next((r, p) for r, p in pairs if p[0] != p[1])
             message = (
-                f"{n} ranks, tensor_size {size}: the coordinates come in the "
-                "order (shard, replica)"
+                f"{start} rank {rank}'s coordinates are {tuple(got)}, "
+                f"expected {tuple(right)}"
             )
         raise NotYetError(
             message,
@@ -162,6 +166,10 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
             rule=RULE,
         )
     return None
+
+
+def _with(n: int, size: int) -> str:
+    return f"with {n} rank{'s' * (n > 1)} and tensor_size {size},"
 
 
 # ── C2 the groups of a rank ─────────────────────────────────────────────────────────
@@ -198,19 +206,19 @@ def _transposed(n: int, size: int, rank: int) -> list[list[int]]:
 def _wrong_groups(
     n: int, size: int, found: list[Any], expected: list[Any]
 ) -> NotYetError:
-    start = f"{n} ranks, tensor_size {size}"
+    start = _with(n, size)
     everybody = list(range(n))
-    message, slug, rule = f"{start}: a rank's groups are wrong", "", RULE
+    message, slug, rule = f"{start} {_first_wrong(found, expected)}", "", RULE
     if all(groups == [None, None] for groups in found):
-        message = f"{start}: make_mesh returned no groups from comm.new_group"
+        message = f"{start} make_mesh returns no groups from comm.new_group"
         rule = "return Mesh(tensor=…, data=…), each from comm.new_group(…)"
     elif all(
         groups == right[::-1] for groups, right in zip(found, expected, strict=True)
     ):
-        message = f"{start}: tensor and data are swapped"
+        message = f"{start} tensor and data are swapped"
         rule = "tensor: the ranks of one replica; data: the ranks with the same shard"
     elif found == [_transposed(n, size, rank) for rank in range(n)]:
-        message = f"{start}: neighboring ranks are in different replicas"
+        message = f"{start} neighboring ranks are in different replicas"
         slug = "mesh-transposed"
         rule = "neighboring ranks share a replica: they communicate in every layer"
     elif any(
@@ -218,7 +226,7 @@ def _wrong_groups(
         for groups, rights in zip(found, expected, strict=True)
         for one, right in zip(groups, rights, strict=True)
     ):
-        message = f"{start}: a group has all ranks in it"
+        message = f"{start} a group has all ranks in it"
         slug = "group-of-all-ranks"
         rule = "a sum over all ranks would mix different shards and different samples"
     elif all(
@@ -226,7 +234,7 @@ def _wrong_groups(
         for groups, rights in zip(found, expected, strict=True)
         for one, right in zip(groups, rights, strict=True)
     ):
-        message = f"{start}: the expected ranks, but not in ascending order"
+        message = f"{start} a group has the expected ranks in another order"
         rule = "new_group numbers its ranks in the order of the list"
     return NotYetError(
         message,
@@ -242,6 +250,15 @@ def _wrong_groups(
         ],
         rule=rule,
     )
+
+
+def _first_wrong(found: list[Any], expected: list[Any]) -> str:
+    """Say which rank's group is the first wrong one, and of whom it should be."""
+    for rank, groups in enumerate(zip(found, expected, strict=True)):
+        for name, got, right in zip(NAMES, *groups, strict=True):
+            if got != right:
+                return f"rank {rank}'s `{name}` has ranks {got}, expected {right}"
+    raise AssertionError("no group is wrong")
 
 
 # ── C3 who makes them ───────────────────────────────────────────────────────────────
@@ -287,13 +304,10 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
         own_only = all(
             rank in group for rank, groups in enumerate(asked) for group in groups
         )
-        how = (
-            "creates only its own groups"
-            if own_only
-            else "creates other groups than rank 0"
-        )
+        how = "creates other groups than rank 0, or the same in another order"
+        how = "creates only the groups that it is in" if own_only else how
         raise NotYetError(
-            f"{n} ranks, tensor_size {size}: rank {number} {how}",
+            f"{_with(n, size)} rank {number} {how}",
             slug="own-groups-only" if own_only else "different-order",
             evidence=[
                 (
@@ -311,7 +325,7 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
 
 def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None:
     """Groups with the same members are made once, so all members have the same one."""
-    start = f"{n} ranks, tensor_size {size}"
+    start = _with(n, size)
     rule = "each call of new_group creates a new group, also for the same ranks"
     asked, where = meshes[0]["asked"], meshes[0]["where"]
     for kind, name in enumerate(NAMES):
@@ -322,8 +336,8 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
             first = meshes[group[0]]
             if first["groups"][kind] == group and first["numbers"][kind] != number:
                 raise NotYetError(
-                    f"{start}: ranks {group[0]} and {rank} have the same ranks in "
-                    f"`{name}`, but in different groups: their collectives never match",
+                    f"{start} `{name}` on ranks {group[0]} and {rank} has the same "
+                    "ranks but comes from different calls of new_group",
                     slug="group-made-twice",
                     evidence=_numbers(meshes, kind),
                     rule=rule,
@@ -331,8 +345,8 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
     for number, members in enumerate(asked):
         if n > 1 and members in asked[:number]:
             raise NotYetError(
-                f"{start}: {len(asked)} groups are created; for ranks "
-                f"{', '.join(map(str, members))} there are {asked.count(members)}",
+                f"{start} {asked.count(members)} groups are created for "
+                f"{ranks_in_words(members)}, expected one",
                 slug="group-made-twice",
                 evidence=tuple(
                     Evidence(

@@ -173,12 +173,12 @@ def the_way_in(runs: Runs) -> str | None:
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
-        what="the gradient of x, for a transposed gradient,",
+        what="for a transposed gradient with an inf on rank 0, the gradient of x",
     )
     if any(value["elsewhere"] for value in run.values):
         raise NotYetError(
-            "copy_to_region of two groups: the backward of the first sums over the "
-            "second group",
+            "with copy_to_region in two groups, the backward of the first call sums "
+            "over the second group",
             rule="keep comm on ctx: each call has its own",
         )
     return None
@@ -245,13 +245,14 @@ def the_way_out(runs: Runs) -> str | None:
             Suspect(
                 slug="",
                 values=own,
-                sentence="reduce_from_region returns each rank's x: no sum",
+                sentence="reduce_from_region returns each rank's own x, not the sum",
                 rule="forward, g is an all_reduce",
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
-                sentence=f"reduce_from_region returns the mean: divided by {n}",
+                sentence="reduce_from_region returns the mean of the ranks' x, not "
+                "the sum",
                 rule="the ranks have partial sums: add them",
             ),
         ],
@@ -266,7 +267,8 @@ def the_way_out(runs: Runs) -> str | None:
             Suspect(
                 slug="summed-in-both-directions",
                 values=same_everywhere(torch.stack(gradients).sum(0), n),
-                sentence=f"{what} is {n} × as large: it is summed backward too",
+                sentence=f"{what} is {n} × as large as expected: it is summed in "
+                "backward too",
                 rule="every rank continues with the same total: its gradient is the "
                 "same on every rank, and counts once",
             )
@@ -275,11 +277,11 @@ def the_way_out(runs: Runs) -> str | None:
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
-        what="what reduce_from_region returns for a transposed x with an inf on rank 0",
+        what="for a transposed x with an inf on rank 0, reduce_from_region's result",
     )
     if not all_close([value["odd"]["first"] for value in run.values], [total] * n):
         raise NotYetError(
-            "what reduce_from_region returned has changed after its next call",
+            "the tensor that reduce_from_region returned changes in its next call",
             rule="the sum in a new tensor, each time",
         )
     any_run = replace(run, ranks=_with_any(run))
@@ -334,10 +336,10 @@ def one_all_reduce_each(runs: Runs) -> str | None:
     expect_calls(
         run,
         [
-            ("copy_to_region forward", "f forward", []),
-            ("copy_to_region backward", "f backward", ["all_reduce"]),
-            ("reduce_from_region forward", "g forward", ["all_reduce"]),
-            ("reduce_from_region backward", "g backward", []),
+            ("copy_to_region's forward", "f forward", []),
+            ("copy_to_region's backward", "f backward", ["all_reduce"]),
+            ("reduce_from_region's forward", "g forward", ["all_reduce"]),
+            ("reduce_from_region's backward", "g backward", []),
         ],
         slug="more-messages-than-needed",
         rule="f sums backward and g sums forward: one all_reduce each",

@@ -123,7 +123,7 @@ def as_in_one_process(runs: Runs) -> str | None:
     world_size, seed = runs.world_size, runs.seed
     n = shards_of(world_size)
     expect_frozen(run, n)
-    part = f", on a mesh of {n} of {world_size} ranks," * (n < world_size)
+    part = f"on a mesh of {n} of {world_size} ranks, " * (n < world_size)
     for step in range(STEPS):
         for key, right in zip(("outs", "backs"), one_process(seed, n), strict=True):
             values = [value[key][step] for value in run.values]
@@ -133,7 +133,7 @@ def as_in_one_process(runs: Runs) -> str | None:
             expect_values(
                 values,
                 same_everywhere(right[step], world_size),
-                what=f"{what} at step {step + 1}{part}",
+                what=f"{part}{what} at step {step + 1}",
                 suspects=_suspects(runs) if (key, step) == ("outs", 0) else [],
             )
     return f"n = {world_size}: {STEPS} training steps equal the single-process baseline"
@@ -170,8 +170,8 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
         found = [value["held"][name] for value in run.values]
         if max(found) > size // n:
             raise NotYetError(
-                f"{name}.weight has {max(found)} elements on rank "
-                f"{found.index(max(found))}; 1/{n} of it is {size // n}",
+                f"rank {found.index(max(found))} has {max(found)} elements of "
+                f"{name}.weight, expected 1/{n} of it: {size // n}",
                 slug="weights-not-cut",
                 evidence=[
                     (rank, "holds", f"{count} of {size}")
@@ -190,11 +190,11 @@ def whole_heads_only(runs: Runs) -> str | None:
     """A block of n + 1 heads is refused, before anything was replaced."""
     run, n = finished(runs, ported_block), shards_of(runs.world_size)
     tried = [value["refused"] for value in run.values]
-    what = f"{n + 1} heads on {n} ranks"
+    what = f"a block with {n + 1} heads on {n} ranks"
     rule = "torch does not check: it splits unevenly if it must"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
-    happened = f"{what}: refused, but only after something was replaced"
+    happened = f"refuses {what}, but only after it has replaced a layer"
     done = [one["replaced"] for one in tried]
     expect_nothing_done(happened, done, raised, "a block")
     return None

@@ -185,10 +185,11 @@ def along_the_tokens(runs: Runs) -> str | None:
             Suspect(
                 slug="",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="each rank returns its tokens of its partial sum: no sum",
+                sentence="reduce_scatter_tokens returns each rank's own tokens; they "
+                "are not summed over the ranks",
                 rule="each rank's tokens of the sum over all ranks",
             ),
-            *other_orders(total, n, "what reduce_scatter_tokens returns", dim=1),
+            *other_orders(total, n, "reduce_scatter_tokens' outputs", dim=1),
         ],
     )
     expect_values(
@@ -224,12 +225,13 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
     expect_values(
         _all(run, "gather back"),
         list(torch.stack(many).sum(0).chunk(n, 1)),
-        what="all_gather_from_sequence: the gradient of x",
+        what="the gradient of all_gather_from_sequence's x",
         suspects=[
             Suspect(
                 slug="no-sum-in-backward",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="all_gather_from_sequence: the gradient of x is only local",
+                sentence="the gradient of all_gather_from_sequence's x is only the "
+                "local term, not the sum over the ranks",
                 rule="every rank used this rank's tokens: sum their gradients",
             )
         ],
@@ -237,7 +239,7 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
     expect_values(
         _all(run, "scatter back"),
         same_everywhere(torch.cat(few, 1), n),
-        what="reduce_scatter_to_sequence: the gradient of x",
+        what="the gradient of reduce_scatter_to_sequence's x",
     )
     return None
 
@@ -273,7 +275,8 @@ def gradients_of_a_block(runs: Runs) -> str | None:
             Suspect(
                 slug="whole-gradients-not-summed",
                 values=[flat(list(one.values())) for one in own],
-                sentence="norms and last biases have gradients of local tokens only",
+                sentence="the gradients of norms and last biases are those of each "
+                "rank's own tokens, not the sum over the ranks",
                 rule="a replicated parameter that sees only local tokens needs the sum "
                 "over the ranks",
             )
@@ -299,8 +302,8 @@ def a_pair_each(runs: Runs) -> str | None:
     expect_calls(
         run,
         [
-            ("the block forward", "forward", 2 * PAIR),
-            ("the block backward", "backward", 2 * PAIR),
+            ("the block's forward pass", "forward", 2 * PAIR),
+            ("the block's backward pass", "backward", 2 * PAIR),
         ],
         slug="more-messages-than-needed",
         rule="forward: one all_gather before, one reduce_scatter after; backward: "

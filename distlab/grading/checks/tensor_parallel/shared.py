@@ -107,12 +107,12 @@ def other_orders(whole: Tensor, n: int, what: str, dim: int = -1) -> list[Suspec
         Suspect(
             slug="chunk-order",
             values=values,
-            sentence=f"{what}: {words}",
+            sentence=f"{what} {words}",
             rule="chunk r, of n contiguous chunks, belongs to rank r",
         )
         for values, words in (
-            (strided, f"rank r has elements r, r + {n}, …, not chunk r"),
-            (list(whole.chunk(n, dim))[::-1], "the ranks have the chunks in reverse"),
+            (strided, f"on rank r are elements r, r + {n}, …, not chunk r"),
+            (list(whole.chunk(n, dim))[::-1], "are the chunks in reverse rank order"),
         )
     ]
 
@@ -144,9 +144,9 @@ def expect_refusal(run: Run, tried: Sequence[list[str]], what: str, rule: str) -
         if raised and raised[0] == "ValueError":
             continue
         if not raised:
-            happened, slug = f"{what}: no ValueError", "not-refused"
+            happened, slug = f"{what} raises no ValueError", "not-refused"
         else:
-            happened, slug = f"{what}: {raised[0]} in place of a ValueError", ""
+            happened, slug = f"{what} raises {raised[0]}, not a ValueError,", ""
         raise NotYetError(
             f"{happened} on rank {rank}",
             slug=slug,
@@ -166,8 +166,9 @@ def expect_nothing_done(
         NotYetError: one of them did something; `happened` says what was refused, when.
     """
     if any(done):
+        rank = next(rank for rank, one in enumerate(done) if one)
         raise NotYetError(
-            happened,
+            f"rank {rank} {happened}",
             evidence=[
                 (rank, "refused", raised[1][:70]) for rank, raised in enumerate(tried)
             ],
@@ -208,7 +209,7 @@ def expect_calls(
             calls = between(record, value["marks"][key])
             if sorted(call["op"] for call in calls) != sorted(ops):
                 raise NotYetError(
-                    f"{words}: {_listed([c['op'] for c in calls])} on rank "
+                    f"{words} makes {_listed([c['op'] for c in calls])} on rank "
                     f"{record.rank}, expected {_listed(ops)}",
                     slug=slug if len(calls) > len(ops) else "",
                     evidence=_evidence(run, key),
@@ -220,7 +221,9 @@ def _listed(ops: Sequence[str]) -> str:
     if not ops:
         return "no call"
     counts = {op: list(ops).count(op) for op in ops}
-    return " and ".join(f"{count} {op}" for op, count in counts.items())
+    return " and ".join(
+        f"{count} call{'s' * (count > 1)} of {op}" for op, count in counts.items()
+    )
 
 
 def _evidence(run: Run, key: str) -> tuple[Evidence, ...]:

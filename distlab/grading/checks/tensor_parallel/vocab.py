@@ -33,7 +33,13 @@ TOKENS = 8  # N
 COLUMNS = 32  # V / n
 MOST = 6 * TOKENS  # elements that a rank may send: twice what three all_reduces need
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
-LOGITS = ("small", "large", "masked")
+LOGITS = {
+    "small": "",
+    "large": f" where logits are {LARGE:.0f} and more",
+    "masked": " where one rank's logits of a token are all -inf",
+}
+"""The kinds of logits, with what a headline says of them: the small are usual ones."""
+
 RULE_MAX = "comm.all_reduce(largest, ReduceOp.MAX)"
 
 _REDUCED_BY = {
@@ -148,7 +154,7 @@ def loss_of_one_process(runs: Runs) -> str | None:
     """The mean over all tokens, also if all logits of a rank are -inf."""
     run, n = runs.finished(losses_once), runs.world_size
     expect_messages(run, "without a message no rank can know the loss")
-    for name in LOGITS:
+    for name, words in LOGITS.items():
         right = Right(runs.seed, n, name)
         losses = [value[name]["loss"] for value in run.values]
         if all_close(losses, [right.loss] * n):
@@ -161,7 +167,7 @@ def loss_of_one_process(runs: Runs) -> str | None:
         expect_values(
             losses,
             same_everywhere(right.loss, n),
-            what=f"the loss of {name} logits",
+            what=f"the loss{words}",
             suspects=suspects,
         )
     return None
@@ -171,18 +177,22 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
     """A loss of inf, -inf or nan: what was subtracted before exp(), if anything?"""
     reduced_by = run.values[0][name]["reduced_by"]
     if name == "masked":
+        why = ": -inf - (-inf) is nan" if math.isnan(loss) else ", expected a number"
         return NotYetError(
-            f"the loss is {loss} where all logits of a token on one rank, which hasn't "
-            "its target, are -inf: -inf - (-inf) is nan",
+            f"the loss is {loss} where a rank without a token's target has only "
+            f"logits of -inf for it{why}",
             evidence=calls_of_each(run),
         )
     if name == "small" and reduced_by == "max":
+        why = ", expected a number"
+        if math.isnan(loss):
+            why = ": -inf times 0 is nan, and so is -inf - (-inf)"
         return NotYetError(
             f"the loss is {loss} where some logits of a token, not its target's, are "
-            "-inf: -inf times 0 is nan, and so is -inf - (-inf)",
+            f"-inf{why}",
             evidence=calls_of_each(run),
         )
-    slug, sentence = "exp-overflow", f"the loss of {name} logits is {loss}"
+    slug, sentence = "exp-overflow", f"the loss is {loss}{LOGITS[name]}"
     rule = "subtract the largest logit of all ranks before exp()"
     if reduced_by in _REDUCED_BY:
         slug = "not-the-largest-of-all"
@@ -195,7 +205,7 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
         sentence += ": the subtracted value is so large that every exp() is 0"
         rule = "subtract, for each token, the largest of its logits on all ranks"
     else:
-        sentence += ", which is not finite"
+        sentence += ", expected a number"
     return NotYetError(sentence, slug=slug, evidence=calls_of_each(run), rule=rule)
 
 
@@ -241,8 +251,8 @@ def _wrong_losses(right: Right) -> list[Suspect]:
         Suspect(
             slug="not-the-largest-of-all",
             values=same_everywhere(_own_subtracted(right), n),
-            sentence="each rank subtracts the largest logit of its columns only: the "
-            "sums of exp have different factors",
+            sentence="each rank subtracts the largest logit of its own columns, so "
+            "the sums of exp() don't add up",
             rule=f"the same value on all ranks: {RULE_MAX}",
         ),
         Suspect(
@@ -254,7 +264,8 @@ def _wrong_losses(right: Right) -> list[Suspect]:
         Suspect(
             slug="",
             values=same_everywhere(right.loss / n, n),
-            sentence=f"the loss is 1/{n} of the expected one: divided by the ranks too",
+            sentence=f"the loss is 1/{n} of the expected one: it was divided by the "
+            "number of ranks, too",
             rule="all ranks have the same tokens: do not average over ranks",
         ),
     ]
@@ -267,7 +278,7 @@ def _wrong_losses(right: Right) -> list[Suspect]:
 def gradient_of_one_process(runs: Runs) -> str | None:
     """Each rank's columns of the gradient."""
     run, n = runs.finished(losses_once), runs.world_size
-    for name in LOGITS:
+    for name, words in LOGITS.items():
         right = Right(runs.seed, n, name)
         if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
             raise NotJudgedError("the loss is wrong: see C1")
@@ -283,8 +294,7 @@ def gradient_of_one_process(runs: Runs) -> str | None:
         expect_values(
             found,
             right.gradients,
-            what=f"the gradient of {name} logits",
-            verb="is",
+            what=f"the gradient of the logits{words}",
             suspects=[
                 Suspect(
                     slug="summed-in-both-directions",
@@ -292,7 +302,14 @@ def gradient_of_one_process(runs: Runs) -> str | None:
                     sentence=f"the gradient of the logits is {n} × the expected one",
                     rule="every rank continues with the same sum: backward copies its "
                     "gradient",
-                )
+                ),
+                Suspect(
+                    slug="",
+                    values=same_everywhere(torch.stack(right.gradients).sum(0), n),
+                    sentence="the gradient of the logits is summed over the ranks, "
+                    "although each rank has other columns",
+                    rule="each rank keeps the gradient of its columns",
+                ),
             ],
         )
     return None
@@ -314,7 +331,7 @@ def little_is_sent(runs: Runs) -> str | None:
     if max(sent) > MOST:
         raise NotYetError(
             f"rank {sent.index(max(sent))} sends {max(sent):.0f} elements for "
-            f"{TOKENS} tokens; a few for each token are enough",
+            f"{TOKENS} tokens, expected at most {MOST}",
             slug="logits-gathered",
             evidence=calls_of_each(run),
             rule="send sums over the columns, not the columns",

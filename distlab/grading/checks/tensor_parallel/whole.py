@@ -68,8 +68,8 @@ def expect_frozen(run: Run, n: int) -> None:
     if n == FROZEN_AT and any(freed.values()):
         rank = next(rank for rank, names in freed.items() if names)
         raise NotYetError(
-            f"{freed[rank].partition(',')[0]} was frozen; rank {rank}'s shard is "
-            "trainable",
+            f"{freed[rank].partition(',')[0]} was frozen, but rank {rank}'s shard "
+            "of it requires a gradient",
             evidence=[
                 (rank, "trainable", names) for rank, names in freed.items() if names
             ],
@@ -139,6 +139,17 @@ class Whole:
         x = inputs_of(self.seed, self.n, 0)
         ranks = zip(range(self.n), self.rows, pieces, strict=True)
         parts = [self._share(*one)(x) for one in ranks]
+        return (torch.stack(parts).sum(0) + self.constant).detach()
+
+    def head_by_head(self) -> Tensor:
+        """The sum if a rank has the queries, keys and values of one head, then more."""
+        size = channels(self.seed, self.n)
+        table = torch.arange(3 * size).view(3, self.n, -1, HEAD_DIM)
+        x = inputs_of(self.seed, self.n, 0)
+        parts = [
+            self._share(rank, table[:, rank].transpose(0, 1).flatten())(x)
+            for rank in range(self.n)
+        ]
         return (torch.stack(parts).sum(0) + self.constant).detach()
 
     def partial_backs(self) -> list[Tensor]:
