@@ -90,10 +90,9 @@ def expect_each(
         if not wrong:
             continue
         name = str(before[0].dtype).removeprefix("torch.")
-        on = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}"
         raise NotYetError(
-            f"with a tensor of dtype {name} and shape {list(before[0].shape)} {what} "
-            f"is wrong on {on}",
+            f"with a {name} tensor of shape {list(before[0].shape)}, {what} "
+            f"{_flaw(wrong[0], after[wrong[0]], wanted[wrong[0]])}",
             evidence=[
                 (
                     rank,
@@ -109,6 +108,23 @@ def expect_each(
 def _same(got: Tensor, right: Tensor) -> bool:
     alike = got.dtype == right.dtype and got.shape == right.shape
     return alike and torch.equal(got, right)
+
+
+def _flaw(rank: int, got: Tensor, right: Tensor) -> str:
+    """Say what a wrong tensor has, where it first differs from the right one."""
+    if got.dtype != right.dtype:
+        kinds = [str(one.dtype).removeprefix("torch.") for one in (got, right)]
+        return f"is {kinds[0]} on rank {rank}, expected {kinds[1]}"
+    if got.shape != right.shape:
+        shapes = list(got.shape), list(right.shape)
+        return f"has shape {shapes[0]} on rank {rank}, expected {shapes[1]}"
+    pair = got.reshape(-1), right.reshape(-1)
+    index = int((pair[0] != pair[1]).nonzero()[0])
+    numbers = [f"{one[index].item():.4g}" for one in pair]
+    if numbers[0] == numbers[1]:
+        numbers = [f"{one[index].item()}" for one in pair]
+    place = f" in element {index}" * (right.numel() > 1)
+    return f"has {numbers[0]}{place} on rank {rank}, expected {numbers[1]}"
 
 
 def _numbers(tensor: Tensor) -> str:
