@@ -70,12 +70,21 @@ def flaw_of(
             return f"mark_ready is called twice for {who} in one backward()"
         if names[0] not in ready:
             return f"mark_ready is called for {names[0]} before its .grad is complete"
-    if in_mark_ready:
-        return ""
+    return "" if in_mark_ready else unsent_in(events, buckets, none_too=True)
+
+
+def unsent_in(
+    events: list[Happened], buckets: list[list[str]], *, none_too: bool = False
+) -> str:
+    """The first bucket that was complete and stayed; or nothing.
+
+    Nothing either if none was sent at all, unless `none_too`.
+    """
+    ready = [event[1] for event in events if event[0] == "gradient"]
     num_sent = len(departures(events))
     num_complete = 0
     while num_complete < len(buckets) and {*buckets[num_complete]} <= {*ready}:
         num_complete += 1
-    if num_sent < num_complete:
-        return f"bucket {num_sent} was complete and never sent"
+    if num_sent < num_complete and (num_sent or none_too):
+        return f"bucket {num_sent} was complete but never sent"
     return ""

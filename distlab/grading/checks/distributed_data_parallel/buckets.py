@@ -57,6 +57,17 @@ class Model:
         return len({self.specs[place][1:] for place in places}) == 1
 
     @property
+    def situation(self) -> str:
+        """The tensors and the limit, as a headline begins."""
+        sizes = [str(self.bytes_of(place)) for place in range(len(self.specs))]
+        told = self.name
+        if self.is_uniform:
+            told = f"{len(sizes)} tensors"
+            if 1 < len(sizes) < 7:
+                told = f"tensors of {', '.join(sizes)} bytes"
+        return f"with {told} and bucket_bytes={self.cap},"
+
+    @property
     def is_uniform(self) -> bool:
         """Whether any two of its tensors may share a bucket."""
         return len({spec[1:] for spec in self.specs}) == 1
@@ -86,7 +97,7 @@ def models(seed: int) -> list[Model]:
         _alike("one tensor", [4], 16),
         _alike("drawn", [draw.randint(1, 9) for _ in range(17)], 48),
         Model("two dtypes", ((4, *wide), (4, *wide), (4, *thin), (4, *thin)), 64),
-        Model("dtypes in turn", ((4, *wide), (4, *thin)) * 3, 64),
+        Model("alternating dtypes", ((4, *wide), (4, *thin)) * 3, 64),
         Model("a large bucket, then two small", ((2, *wide),) * 2 + ((6, *thin),), 32),
         Model("two devices", ((4, "float32", "cpu"), (4, *elsewhere)) * 2, 64),
     ]
@@ -134,7 +145,7 @@ def each_tensor_from_last_to_first(runs: Runs) -> str | None:
             placed = sorted(place for bucket in buckets for place in bucket)
             is_order = placed == list(range(len(model.specs)))
             raise NotYetError(
-                f"{model.name}: {flaw}",
+                f"{model.situation} {flaw}",
                 slug=slug,
                 evidence=_table(model, buckets),
                 rule=(_BY_BUCKET if _misplaced(buckets) else _BY_TENSOR) * is_order,
@@ -201,7 +212,7 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} has {size} bytes; {model.cap} are allowed",
+                    f"bucket {number} has {size} bytes",
                 )
         for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
             after = bucket[-1] - 1
@@ -212,8 +223,8 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} has {size} of {model.cap} bytes, and the next "
-                    f"tensor, of {model.bytes_of(after)}, would have fitted",
+                    f"bucket {number} ends after {size} bytes, although the next "
+                    f"tensor, of {model.bytes_of(after)} bytes, fits in",
                 )
     return None
 
@@ -223,6 +234,8 @@ def _not_full_right(
 ) -> NotYetError:
     plain = [entry for entry in laid_out if entry[0].is_uniform]
     slug = ""
+    if all(own == _from_the_first(each) for each, own in plain):
+        flaw = "the buckets were filled from the first tensor, expected from the last"
     if all(len(own) == 1 for _, own in plain):
         slug = "one-giant-bucket"
     elif all(len(own) == len(each.specs) for each, own in plain):
@@ -230,7 +243,7 @@ def _not_full_right(
     elif all(own == _by_count(each) for each, own in plain):
         slug = "elements-not-bytes"
     return NotYetError(
-        f"{model.name}: {flaw}",
+        f"{model.situation} {flaw}",
         slug=slug,
         evidence=_table(model, buckets),
         rule="a bucket ends when the next tensor does not fit",
@@ -251,6 +264,20 @@ def _by_count(model: Model) -> Buckets:
     return buckets
 
 
+def _from_the_first(model: Model) -> Buckets:
+    """What comes of filling buckets from the first tensor on, and turning all round."""
+    buckets: Buckets = []
+    left = 0
+    for place in range(len(model.specs)):
+        size = model.bytes_of(place)
+        if size > left or not buckets:
+            buckets.insert(0, [])
+            left = model.cap
+        buckets[0].insert(0, place)
+        left -= size
+    return buckets
+
+
 @clause(
     "distributed_data_parallel.buckets", "C3", worlds=(1,), runs=[on_ranks(lay_out)]
 )
@@ -262,7 +289,7 @@ def one_kind_in_a_bucket(runs: Runs) -> str | None:
             if len(kinds) > 1:
                 both = " and ".join(f"{dtype} on {where}" for dtype, where in kinds[:2])
                 raise NotYetError(
-                    f"{model.name}: bucket {number} holds {both}",
+                    f"{model.situation} bucket {number} holds {both}",
                     slug="mixed-bucket",
                     evidence=_table(model, buckets),
                     rule="a flat tensor has one dtype and one device: begin another",

@@ -52,23 +52,28 @@ def untimely(events: list[Happened], buckets: list[list[str]]) -> tuple[str, str
     if not left:
         return "no bucket is sent", "no-messages"
     if len(left) != len(buckets):
-        return f"{len(left)} collectives for {len(buckets)} buckets", ""
+        return (
+            f"backward() starts {len(left)} collectives for {len(buckets)} buckets",
+            "",
+        )
     if left[0] > arrivals[-1] and len(buckets) > 1:
         return (
-            "the first all_reduce starts after the last gradient: no overlap",
+            "the first all_reduce starts only after the last gradient is ready",
             "reduced-after-backward",
         )
     for number, (departure, wanted) in enumerate(zip(left, due, strict=True)):
         if departure < wanted:
             missing = sum(departure < place <= wanted for place in arrivals)
             return (
-                f"bucket {number} is sent {missing} gradients too early",
+                f"bucket {number} is sent before {missing} more gradient"
+                f"{'s' * (missing > 1)} that it needs",
                 "bucket-leaves-too-early",
             )
         late = sum(wanted < place < departure for place in arrivals)
         if late:
             return (
-                f"bucket {number} is complete, but is sent {late} gradients later",
+                f"bucket {number} is sent {late} gradient{'s' * (late > 1)} after it "
+                "was complete",
                 "bucket-leaves-too-late",
             )
     return "", ""

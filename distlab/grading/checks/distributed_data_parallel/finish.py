@@ -70,7 +70,7 @@ def _expect_all_started(run: Run) -> None:
         if steps and "unsent" in steps[-1]:
             started, every = steps[-1]["unsent"]
             raise NotYetError(
-                f"step {len(steps)}: backward() of rank {record.rank} has started "
+                f"in step {len(steps)}, backward() on rank {record.rank} starts "
                 f"{started} of {every} buckets; in step 1 it started all",
                 slug="never-reset",
                 rule="reset all counters at the end of the step",
@@ -86,7 +86,7 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
             expect_sent_in_backward(run)
         _expect_untouched(told, step)
         own = chain_gradients(seed, step, n)
-        how = f".grad {zeroed} before it{hook}"
+        how = f"with .grad {zeroed} before it{hook}"
         if step == STEPS:  # what was there is the same on every rank
             own = [{k: part[k] + before[k] for k in part} for part in own]
             how = "without zero_grad() before it"
@@ -102,7 +102,7 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=f"step {step + 1} of {STEPS + 2}, {how}: the gradient",
+            what=f"in step {step + 1}, {how}, the gradient",
             tolerance=tolerance(n),
             suspects=_suspects(flats, flat(mean), len(active)),
             parts=flats,
@@ -118,8 +118,8 @@ def _expect_half(found: list[Tensor | None]) -> None:
         if not close(gradient, torch.full((3,), HALF), SINGLE):
             got = "None" if gradient is None else f"{float(gradient[0]):g}"
             raise NotYetError(
-                f"float16 gradients of {HALF:g} on every rank: the mean is {got} on "
-                f"rank {rank}, expected {HALF:g}",
+                f"with float16 gradients of {HALF:g} on every rank, .grad is {got} on "
+                f"rank {rank}, expected their mean, {HALF:g}",
                 rule="float16 ends at 65504: divide bucket.flat, and unpack it then",
             )
 
@@ -129,14 +129,14 @@ def _expect_untouched(told: list[dict[str, Any]], step: int) -> None:
     for rank, each in enumerate(told):
         if any(event[0] == "written" for event in each["events"]):
             raise NotYetError(
-                f"step {step + 1}: rank {rank} writes to a bucket between the start of "
-                "its all_reduce and the end of its wait()",
+                f"in step {step + 1}, rank {rank} writes to a bucket after it has "
+                "started its all_reduce and before wait() returns",
                 slug="touched-in-flight",
             )
         if not each["stale"]:
             raise NotYetError(
-                f"step {step + 1}: the .grad of a frozen parameter, an old one, has "
-                f"changed on rank {rank}"
+                f"in step {step + 1}, the old .grad of a frozen parameter changes on "
+                f"rank {rank}"
             )
 
 
@@ -152,7 +152,7 @@ def expect_sent_in_backward(run: Run) -> None:
         calls_in(value[0]["events"]) for value in run.values
     ):
         raise NotYetError(
-            "backward() starts no message: no gradient leaves its rank",
+            "backward() starts no message, so no gradient leaves its rank",
             slug="no-messages",
         )
 
@@ -185,21 +185,21 @@ def _suspects(own: list[Tensor], mean: Tensor, num_active: int) -> list[Suspect]
         Suspect(
             slug="not-copied-back",
             values=own,
-            sentence="every rank still has its own gradient: the sum stayed in the "
-            "buckets",
+            sentence="every rank still has its own gradient in .grad; the sum stayed "
+            "in the buckets",
             rule="bucket.flat is a copy: unpack it into the .grad of its parameters",
         ),
         Suspect(
             slug="sum-not-mean",
             values=same_everywhere(mean * num_active, n),
-            sentence=f"the gradient is {num_active} × the mean: summed and never "
-            "divided",
+            sentence=f"the gradient is {num_active} × the mean: it is the sum",
             rule="divide by the number of ranks that took part, once",
         ),
         Suspect(
             slug="divided-twice",
             values=same_everywhere(mean / num_active, n),
-            sentence=f"the gradient is 1/{num_active} of the mean: divided twice",
+            sentence=f"the gradient is 1/{num_active} of the mean: it was divided "
+            "twice",
             rule="divide by the number of ranks that took part, once",
         ),
     ]
@@ -217,9 +217,14 @@ def _expect_reset(
     whole = flat(mean)
     if all_close(actual, same_everywhere(whole, n)):
         return
-    shares = {"the last step's": before, f"1/{n} of the last step's": before / n}
+    shares = {"that of step": before, f"1/{n} of that of step": before / n}
     found = next(
-        (what for what, guess in shares.items() if like(actual, [guess] * n)), ""
+        (
+            f"{what} {step}"
+            for what, guess in shares.items()
+            if like(actual, [guess] * n)
+        ),
+        "",
     )
     pieces = actual[0].split([part.numel() for part in mean.values()])
     right = [
@@ -228,11 +233,11 @@ def _expect_reset(
     ]
     is_empty = [not piece.any() for piece in pieces]
     if not found and all(map(any, zip(right, is_empty, strict=True))):
-        found = "zero, except for the gradients that were ready first"
+        found = "zero except for the parameters that were ready first"
     if found:
         raise NotYetError(
-            f"step {step + 1}, .grad {zeroed} before it: the first step was right, "
-            f"now the gradient is {found}",
+            f"in step {step + 1}, with .grad {zeroed} before it, the gradient is "
+            f"{found}; step 1 was right",
             slug="never-reset",
             rule="reset all counters at the end of the step",
         )
@@ -262,17 +267,21 @@ def buffers_are_rank_0s(runs: Runs) -> str | None:
         held = [value[step]["buffers"] for value in run.values]
         for place, (name, buffer) in enumerate(first.named_buffers()):
             each = [copied(list(model.buffers())[place]) for model in own]
-            forgotten = f"step {step + 1}: every rank has its own {name}: the buffers "
-            zeros = f"step {step + 1}: {name} is rank 0's, and self.active is {active}"
+            late = f"after step {step + 1}"
+            forgotten = f"{late}, every rank has its own values in the buffer {name}"
+            zeros = (
+                f"{late}, the buffer {name} has rank 0's values, although self.active "
+                f"is {active}"
+            )
             expect_values(
                 [buffers[place] for buffers in held],
                 same_everywhere(copied(buffer), n),
-                what=f"step {step + 1}: the buffer {name}",
+                what=f"after step {step + 1}, the buffer {name}",
                 suspects=[
                     Suspect(
                         slug="buffers-forgotten",
                         values=each,
-                        sentence=f"{forgotten}differ",
+                        sentence=forgotten,
                         rule="module.buffers() are part of the model: broadcast them",
                     ),
                     Suspect(slug="", values=[each[0]] * n, sentence=zeros),

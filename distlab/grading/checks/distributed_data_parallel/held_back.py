@@ -65,14 +65,14 @@ def no_sync_keeps_quiet(runs: Runs) -> str | None:
         sent = [e for e in events if e[0] == "call"]
         if sent and not any(e[0] == "call" for e in events[:inner]):
             raise NotYetError(
-                f"a no_sync() block inside another one has ended: in the outer block "
-                f"rank {record.rank} calls comm.{sent[0][1]}",
+                f"rank {record.rank} calls comm.{sent[0][1]} in a no_sync() block "
+                "after an inner no_sync() block has ended",
                 rule="at its end, a block sets self.syncs to what it was before",
             )
         if sent:
             raise NotYetError(
-                f"under no_sync() rank {record.rank} calls comm.{sent[0][1]}, and "
-                f"{len(sent)} calls in all",
+                f"under no_sync(), rank {record.rank} calls comm.{sent[0][1]}, "
+                "expected no call",
                 slug="synced-every-microbatch",
                 rule="on_gradient reads self.syncs: set it to False in the block",
             )
@@ -96,19 +96,20 @@ def _expect_held_back(run: Run, seed: int) -> None:
     expect_values(
         actual,
         same_everywhere(mean, n),
-        what=f"after {HELD_BACK} microbatches under no_sync() and one outside .grad",
+        what=f"after {HELD_BACK} microbatches under no_sync() and one outside, .grad",
         tolerance=tolerance(n),
         suspects=[
             Suspect(
                 slug="last-microbatch-only",
                 values=same_everywhere(last, n),
-                sentence="the gradient is that of the last microbatch only",
+                sentence=f"after {HELD_BACK} microbatches under no_sync() and one "
+                "outside, .grad has the gradient of the last one only",
             ),
             Suspect(
                 slug="never-synced",
                 values=sums,
-                sentence="after the block nothing is sent any more: every rank has its "
-                "own sum",
+                sentence="after a no_sync() block nothing is sent any more: every "
+                "rank keeps its own sum in .grad",
                 rule="at its end, no_sync() must restore self.syncs",
             ),
         ],
@@ -118,13 +119,13 @@ def _expect_held_back(run: Run, seed: int) -> None:
     expect_values(
         all_there([value["anew"] for value in run.values]),
         same_everywhere(first.mean(0), n),
-        what="after an error under no_sync(), in the next step .grad",
+        what="in the step after an error under no_sync(), .grad",
         tolerance=tolerance(n),
         suspects=[
             Suspect(
                 slug="never-synced",
                 values=list(first),
-                sentence="after an error under no_sync() nothing is sent any more",
+                sentence="after an error under no_sync(), nothing is sent any more",
                 rule="restore self.syncs in a finally",
             )
         ],

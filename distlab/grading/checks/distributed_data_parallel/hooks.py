@@ -16,6 +16,7 @@ from distlab.grading.checks.distributed_data_parallel.broken_off import (
     flaw_of,
     is_raised_in,
     twice_in,
+    unsent_in,
     watch_marks,
 )
 from distlab.grading.checks.distributed_data_parallel.departures import (
@@ -58,6 +59,7 @@ from distlab.runner.autopsy import Evidence
 
 LAYERS_MIB = 2.5 * LAYER_BYTES / MIB  # two layers in a bucket
 SECOND = ", in a second backward()"
+OTHER_ORDER = ", where layers are used in another order than on other ranks"
 BRANCH_MIB = 1.5 * 8 * WIDTH * WIDTH / MIB  # one branch in a bucket
 
 
@@ -116,6 +118,8 @@ def _step(
             if flaw := flaw_of(events, buckets, marked, twice, own):
                 return {"events": events, "flaw": flaw + SECOND * turn}
             raise
+        if via and (flaw := unsent_in(events, buckets)):
+            return {"events": events, "flaw": flaw + OTHER_ORDER}
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
     flat = torch.cat([gradient.reshape(-1) for gradient in found])
@@ -133,7 +137,7 @@ def leaves_with_its_last_gradient(runs: Runs) -> str | None:
         flaw, slug = untimely(told["events"], told["buckets"])
         if flaw:
             raise NotYetError(
-                f"rank {record.rank}: {flaw}",
+                f"on rank {record.rank}, {flaw}",
                 slug=slug,
                 evidence=lanes(run, "chain"),
                 rule="after each gradient, check which buckets are complete and which "
@@ -158,7 +162,7 @@ def _without_flaw(runs: Runs) -> Run:
             if "flaw" in told:
                 found = Evidence(record.rank, "order", lane(told["events"]))
                 raise NotYetError(
-                    f"rank {record.rank}: {told['flaw']}", evidence=(found,)
+                    f"on rank {record.rank}, {told['flaw']}", evidence=(found,)
                 )
     return runs.finished(step_once)
 
@@ -183,8 +187,8 @@ def _expect_buckets(run: Run) -> None:
     for record in run.ranks:
         if given := record.value["branches"]["given"]:
             raise NotYetError(
-                f"rank {record.rank}: comm_hook is called with a {given[0]}, expected "
-                "a Bucket: a hook may need its parameters",
+                f"on rank {record.rank}, comm_hook is called with a {given[0]}, "
+                "expected a Bucket",
                 rule="self.comm_hook(self.comm, bucket) starts the message",
             )
 
@@ -251,8 +255,8 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             Suspect(
                 slug="launched-by-readiness",
                 values=swapped,
-                sentence="each rank sends its buckets in the order in which they are "
-                "ready there: gradients of different layers were added",
+                sentence="each rank sends its buckets in the order in which they get "
+                "ready there, so gradients of different layers are added up",
                 rule="self.buckets has one order on all ranks: send in this order",
             )
         )

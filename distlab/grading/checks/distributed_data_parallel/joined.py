@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -137,9 +138,9 @@ def _joined(run: Run, seed: int) -> str:
     right, wrong = one_process(seed, n), one_process(seed, n, over_all=True)
     _expect_steps(run, batches, right, wrong)
     for part, what in (
-        ("joined", "after join() the weights"),
-        ("buffers", "after join() the buffers"),
-        ("after", "one step of all ranks later the weights"),
+        ("joined", "after join(), the weights"),
+        ("buffers", "after join(), the buffers"),
+        ("after", "one step of all ranks after join(), the weights"),
     ):
         expect_values(
             [value[part] for value in run.values],
@@ -150,6 +151,28 @@ def _joined(run: Run, seed: int) -> str:
         )
     counts = ", ".join(map(str, batches))
     return f"n = {n}: {counts} batches, one training"
+
+
+def _old_sent(
+    what: str,
+    means: list[Tensor],
+    out: list[int],
+    n: int,
+    on_those: Callable[[Tensor], list[Tensor]],
+) -> list[Suspect]:
+    """Whoever is out sends what .grad has from the step before: twice a mean."""
+    if len(means) < 2:
+        return []
+    before, mean = means[-2:]
+    return [
+        Suspect(
+            slug="",
+            values=on_those(mean + 2 * before * len(out) / (n - len(out))),
+            sentence=f"{what} are wrong: a rank without a batch has sent its old "
+            ".grad, not zeros",
+            rule="a rank without a batch sends zeros, whatever its .grad holds",
+        )
+    ]
 
 
 def _over_all(what: str, values: list[Tensor]) -> Suspect:
@@ -166,8 +189,11 @@ def _expect_yields(run: Run, batches: list[int]) -> None:
     missed = [max(batches) - own for own in batches]
     told = [len(value["yielded"]) for value in run.values]
     if told != missed:
+        rank = next(r for r, count in enumerate(told) if count != missed[r])
+        own, most = batches[rank], max(batches)
         raise NotYetError(
-            "join() does not yield once for each step of the other ranks",
+            f"on rank {rank}, with {own} batch{'es' * (own != 1)} where others have "
+            f"{most}, join() yields {told[rank]} times, expected {missed[rank]}",
             evidence=[
                 (
                     rank,
@@ -188,10 +214,13 @@ def _expect_steps(
     n = run.world_size
     for number in range(max(batches)):
         out = [rank for rank in range(n) if batches[rank] <= number]
-        what = f"step {number + 1}: when join() yields the gradients"
+        what = f"when join() yields for step {number + 1}, the gradients"
         found = [run.values[rank]["yielded"][number - batches[rank]] for rank in out]
         if any(part is None for parts in found for part in parts):
-            raise NotYetError(f"step {number + 1}: when join() yields .grad is None")
+            raise NotYetError(
+                f"when join() yields for step {number + 1}, a .grad is None, expected "
+                "the mean of the ranks that have a batch"
+            )
         actual = [torch.cat([part.reshape(-1) for part in parts]) for parts in found]
         mean, over_all = right.gradients[number], wrong.gradients[number]
 
@@ -213,5 +242,6 @@ def _expect_steps(
                     values=on_those(torch.zeros_like(mean)),
                     sentence=f"{what} are {zeros}",
                 ),
+                *_old_sent(what, right.gradients[: number + 1], out, n, on_those),
             ],
         )

@@ -81,15 +81,15 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     flat, back = told["flat"], told["back"]
     if bool((flat[:-1] == STALE).all()) or told["moved"]:
         raise NotYetError(
-            "after pack the caller's flat tensor is unchanged",
+            "after pack, the caller's flat tensor is unchanged",
             slug="not-in-place",
             rule="write into flat: flat[…] = …, copy_, or out=flat",
         )
     numbers = torch.cat([tensor.reshape(-1) for tensor in expected]).to(flat.dtype)
     if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
         raise NotYetError(
-            f"pack does not fill flat with the tensors' {len(numbers)} elements: it "
-            f"holds {brief(flat)}",
+            f"after pack, flat holds {brief(flat)}, expected the tensors' "
+            f"{len(numbers)} elements",
             rule="every element of every tensor has one position in flat",
         )
     wrong = [
@@ -102,13 +102,13 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     states = [back[place] for place in wrong]
     if all(bool((state == STALE).all()) for state in states):
         raise NotYetError(
-            "after unpack the tensors change when flat is overwritten: they are views",
+            "after unpack the tensors are views: they change when flat is overwritten",
             slug="gradient-is-a-view",
             rule="copy the values into the tensors",
         )
     if all(not state.any() for state in states):
         raise NotYetError(
-            f"after unpack {_listed(wrong)} unchanged: nothing was written into it",
+            f"after unpack {_listed(wrong)} unchanged",
             slug="not-in-place",
             rule="write into each tensor: copy_",
         )

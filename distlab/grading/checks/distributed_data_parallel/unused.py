@@ -176,27 +176,35 @@ def _played(runs: Runs) -> Run:
         if told and "unsent" in told:
             num_sent, every = told["unsent"]
             raise NotYetError(
-                f"rank {record.rank} sends {num_sent} of {every} buckets in a "
-                "backward() that does not reach every parameter",
+                f"rank {record.rank} sends {num_sent} of {every} buckets where "
+                "backward() does not reach every parameter",
                 rule="each rank sends every bucket, also where it uses none of it",
             )
         if told and "forgotten" in told:
             raise NotYetError(
-                f"rank {record.rank}: without_gradient was called for "
-                f"{', '.join(told['forgotten'])}; afterwards they are not in "
-                "self.arrived",
+                f"on rank {record.rank}, without_gradient was called for "
+                f"{told['forgotten'][0]} but did not add it to self.arrived",
                 rule="without_gradient adds its parameter to self.arrived",
             )
         if told is None or "unused" not in told:
             continue
         if "right" not in told:
             raise NotYetError(f"find_unused returns {told['unused']}, not a list")
-        returned = ", ".join(told["unused"]) or "no parameter"
-        raise NotYetError(
-            f"on rank {record.rank} find_unused returns {returned}; backward() cannot "
-            f"reach {', '.join(told['right'])}"
-        )
+        raise NotYetError(f"on rank {record.rank}, {_not_found(**told)}")
     return runs.finished(take_branches)
+
+
+def _not_found(unused: list[str], right: list[str]) -> str:
+    """Say in what the answer of find_unused differs from the right one."""
+    if extra := sorted({*unused} - {*right}):
+        return (
+            f"find_unused returns {extra[0]}, expected only parameters that require a "
+            "gradient and that backward() cannot reach"
+        )
+    if missing := sorted({*right} - {*unused}):
+        return f"find_unused misses {missing[0]}, which backward() cannot reach"
+    twice = next(name for name in unused if unused.count(name) > 1)
+    return f"find_unused returns {twice} more than once"
 
 
 @clause(
@@ -219,7 +227,7 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=f"step {step + 1}: the gradient",
+            what=f"in step {step + 1}, where ranks use different layers, the gradient",
         )
     _expect_held_back(run, seed)
     return f"n = {n}: each rank uses 2 of 4 layers"
@@ -240,13 +248,13 @@ def _expect_held_back(run: Run, seed: int) -> None:
     expect_values(
         [flat(_filled(value["microbatches"], both)) for value in run.values],
         same_everywhere(flat(both), n),
-        what="after a microbatch under no_sync() and one outside the gradient",
+        what="after a microbatch under no_sync() and one outside, the gradient",
         suspects=[
             Suspect(
                 slug="held-back-lost",
                 values=same_everywhere(flat(lost), n),
-                sentence="the gradient of a microbatch under no_sync() is lost if the "
-                "microbatch outside does not use the layer",
+                sentence="a layer's gradient from a microbatch under no_sync() is lost "
+                "if the next microbatch does not use the layer",
                 rule="write zeros only if .grad is None",
             )
         ],
@@ -259,8 +267,8 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
         for name in {name for r in range(n) for name in used(r, step)}:
             if each[f"layers.{name}.weight"] is None:
                 raise NotYetError(
-                    f"step {step + 1}: on rank {rank} .grad of layer {name} is None, "
-                    "but another rank has used it",
+                    f"in step {step + 1}, .grad of layer {name} is None on rank "
+                    f"{rank}, although another rank has used it",
                     rule="all ranks take the same step: create a .grad for the mean",
                 )
 
@@ -285,7 +293,7 @@ def nobodys_stays_none(runs: Runs) -> str | None:
             for name, gradient in record.value["steps"][step].items():
                 if name not in names and gradient is not None:
                     raise NotYetError(
-                        f"step {step + 1}: no rank has used {name}, and on rank "
-                        f"{record.rank} its .grad is a tensor, not None"
+                        f"in step {step + 1}, no rank has used {name}, but its .grad "
+                        f"on rank {record.rank} is a tensor, expected None"
                     )
     return None
