@@ -169,13 +169,15 @@ def expect_same_bits(run: Run) -> str:
             )
         if again["start"] is None:
             raise NotYetError(
-                "no gradient passes through: the leaf tensor before it has .grad None",
+                "no gradient passes through the checkpointed blocks: the leaf tensor "
+                "before them has .grad None",
                 slug="gradient-chain-cut",
                 rule="backward returns the tensor's gradient at the tensor's position",
             )
         if any(gradient is None for gradient in again["gradients"]):
             raise NotYetError(
-                f"on rank {rank} parameters of a block have no gradient",
+                f"after backward(), parameters of a block have no gradient on rank "
+                f"{rank}",
                 slug="parameters-without-gradient",
                 rule="result.backward(gradient) writes the parameters' .grad; "
                 "torch.autograd.grad returns only the gradients it is asked for",
@@ -229,13 +231,13 @@ def _wrong_gradients(run: Run, rank: int) -> NotYetError:
     found, expected = value["again"]["gradients"], value["plain"]["gradients"]
     if _alike(found, [2 * gradient for gradient in expected]):
         return _differ(
-            run, "gradients", "the parameters' gradients are twice the expected ones"
+            run, "gradients", "the parameters' gradients are 2 × the expected ones"
         )
     if _alike(found, value["ones"]):
         return _differ(
             run,
             "gradients",
-            "backward of a block starts from ones: the incoming gradient is lost",
+            "a block's backward starts from ones, so the incoming gradient is lost",
             slug="arriving-gradient-ignored",
             rule="result.backward(gradient), with the argument of backward",
         )
@@ -327,8 +329,8 @@ def expect_same_random_numbers(run: Run) -> str:
 
 def _moved(rank: int, where: str) -> NotYetError:
     return NotYetError(
-        f"random numbers drawn after {where} differ from those without checkpoint, on "
-        f"rank {rank}",
+        f"on rank {rank}, random numbers drawn after {where} differ from those without "
+        "checkpoint",
         slug="random-numbers-moved",
         rule=AGAIN,
     )
@@ -357,17 +359,19 @@ def expect_inputs_only(run: Run) -> str:
     _expect_tensors(run)
     plain, again = run.values[0]["plain"], run.values[0]["again"]
     if again["held"] > STORED:
+        is_each = again["held"] >= 2 * STORED  # and not only the first, as below
+        first = "" if is_each else ", of which the first needs no gradient"
         raise NotYetError(
-            f"between forward and backward {again['held']} bytes are kept; the inputs "
-            f"of the {BLOCKS} blocks are {STORED}",
-            slug="recompute-kept-all",
+            f"between forward and backward, autograd keeps {again['held']} bytes, "
+            f"expected {STORED}: the inputs of the {BLOCKS} blocks{first}",
+            slug="recompute-kept-all" if is_each else "",
             rule="keep the block's input, and recompute the rest",
         )
     forward, both = again["calls"]
     if (forward, both) != (BLOCKS, 2 * BLOCKS):
         raise NotYetError(
-            f"{BLOCKS} blocks ran {forward} times in forward, {both - forward} times "
-            "in backward: expected is once each",
+            f"the {BLOCKS} blocks ran {forward} times in forward and {both - forward} "
+            f"times in backward, expected {BLOCKS} times each",
             rule="run it once without a graph, and once with a graph",
         )
     share = again["held"] / plain["held"]

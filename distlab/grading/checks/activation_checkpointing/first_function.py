@@ -143,7 +143,7 @@ def forward_scales(runs: Runs) -> str | None:
     )
     if any(case["changed"] for case in cases):
         raise NotYetError(
-            "forward modified its argument: it worked in place",
+            "forward modified its argument",
             slug="input-changed",
             rule="tensor * factor is a new tensor, tensor *= factor works in place",
         )
@@ -151,8 +151,8 @@ def forward_scales(runs: Runs) -> str | None:
     same = [forth for case, (forth, _) in pairs if case["shared"]]
     if same:
         raise NotYetError(
-            f"with the factor {same[0]:g} forward returned its argument's memory, not "
-            "a new tensor: a change to one changes both",
+            f"with forward_factor {same[0]:g} forward returns a tensor that shares its "
+            "argument's memory, expected a new tensor",
             slug="nothing-copied",
             rule="tensor * forward_factor returns a new tensor, also for the factor 1",
         )
@@ -189,7 +189,8 @@ def backward_scales(runs: Runs) -> str | None:
         (
             "factor-of-last-call",
             arriving * FACTORS[-1][1],
-            f"backward used the factor of the last of {len(FACTORS)} calls for all",
+            f"after {len(FACTORS)} calls, each backward used the last call's factor, "
+            "expected its own",
         ),
         (
             "arriving-gradient-ignored",

@@ -33,12 +33,13 @@ def _faults(
         try:
             found = case(run, device)
         except Exception as error:
-            yield f"{what}: {type(error).__name__}: {error}"[:200]
+            said = str(error).partition("\n")[0][:140]
+            yield f"with {what}, {type(error).__name__} is raised: {said}"
             continue
         for number, (got, right) in enumerate(zip(found, expected, strict=True)):
             if not _same(got, right):
                 name = "the gradients are" if number else "the result is"
-                yield f"{what}: {name} not as without checkpoint"
+                yield f"with {what}, {name} not the same as without checkpoint"
                 break
 
 

@@ -112,7 +112,7 @@ def lay_out(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
         with in_call(f"assign_buckets({model.name}, bucket_bytes={model.cap})"):
             buckets = unit.assign_buckets(given, model.cap)
         if buckets is None:
-            found.append("returns None: is a return missing?")
+            found.append("returns None; is a return missing?")
         elif not isinstance(buckets, list | tuple) or any(
             not isinstance(bucket, list | tuple) for bucket in buckets
         ):
@@ -127,7 +127,7 @@ def _laid_out(runs: Runs) -> Iterator[tuple[Model, Buckets]]:
     for model, buckets in zip(models(runs.seed), run.values[0], strict=True):
         if isinstance(buckets, str):
             raise NotYetError(
-                f"{model.name}: assign_buckets {buckets}",
+                f"{model.situation} assign_buckets {buckets}",
                 rule="return a list with a list of tensors for each bucket",
                 fatal=True,
             )
@@ -165,9 +165,13 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
     if missing:
         return f"tensor {missing[0]} is in no bucket", "tensor-in-no-bucket"
     if sorted(placed) != everyone:
-        return "a tensor is in two buckets", ""
+        twice = next(place for place in everyone if placed.count(place) > 1)
+        return f"tensor {twice} is in two buckets", ""
     if len(everyone) > 2 and placed == everyone:
-        return "the first tensor comes first", "buckets-in-forward-order"
+        return (
+            "the first tensor is in the first bucket, expected in the last",
+            "buckets-in-forward-order",
+        )
     return _order(buckets), ""
 
 

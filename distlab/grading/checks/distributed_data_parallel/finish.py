@@ -22,6 +22,7 @@ from distlab.grading.checks.distributed_data_parallel.steps import (
 )
 from distlab.grading.checks.distributed_data_parallel.watch import (
     FEWER,
+    Chain,
     Happened,
     chain_gradients,
     like,
@@ -30,6 +31,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     tolerance,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
@@ -102,7 +104,13 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=f"in step {step + 1}, {how}, the gradient",
+            what=of_parameter(
+                f"in step {step + 1}, {how}, the gradient",
+                Chain(seed),
+                actual,
+                flat(mean),
+                tolerance(n),
+            ),
             tolerance=tolerance(n),
             suspects=_suspects(flats, flat(mean), len(active)),
             parts=flats,

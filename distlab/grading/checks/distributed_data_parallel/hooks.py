@@ -45,6 +45,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     watch_gradients,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import (
     Suspect,
@@ -72,6 +73,8 @@ def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     given: list[str] = []
     order, hook = order_of(context.rank), doubling(unit, given)
     branches = _step(context, unit, Branches(seed), BRANCH_MIB, inputs, order, via=hook)
+    if "flaw" in branches:
+        return {"branches": branches}
     zeros = _zeros_on_rank_0(context, unit)
     return {"chain": chain, "branches": {**branches, "given": given}, "zeros": zeros}
 
@@ -195,15 +198,16 @@ def _expect_buckets(run: Run) -> None:
 
 def _expect_means(run: Run, seed: int) -> None:
     n = run.world_size
-    for part, own in (
-        ("branches", doubled(branch_gradients(seed, n))),
-        ("chain", chain_gradients(seed, 0, n)),
+    for part, own, model in (
+        ("branches", doubled(branch_gradients(seed, n)), Branches(seed)),
+        ("chain", chain_gradients(seed, 0, n), Chain(seed)),
     ):
         actual = [value[part]["gradients"] for value in run.values]
+        mean = flat(mean_of(own))
         expect_values(
             actual,
-            same_everywhere(flat(mean_of(own)), n),
-            what="the gradient after backward()",
+            same_everywhere(mean, n),
+            what=of_parameter("after backward(), the gradient", model, actual, mean),
             suspects=_suspects(part, own),
         )
         expect_equal_bits(
@@ -212,10 +216,10 @@ def _expect_means(run: Run, seed: int) -> None:
             slug="own-order-sum",
             rule="a collective gives every rank the same bits; separate sums do not",
         )
-    mean = torch.full((1, 1), (n - 1) / n, dtype=torch.float64)
+    share = torch.full((1, 1), (n - 1) / n, dtype=torch.float64)
     expect_values(
         [value["zeros"]["gradient"] for value in run.values],
-        same_everywhere(mean, n),
+        same_everywhere(share, n),
         what="where rank 0's gradient is zero, the gradient after backward()",
     )
 

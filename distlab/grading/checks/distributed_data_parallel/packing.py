@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,9 @@ STALE = -77.0  # what the flat tensor holds before, and a nan
 
 
 def _listed(places: list[int]) -> str:
-    return ", ".join(f"tensor {place}" for place in places[:3]) + " is"
+    if len(places) == 1:
+        return f"tensor {places[0]} is"
+    return f"tensors {', '.join(map(str, places))} are"
 
 
 def _shaped(seed: int, dtype: torch.dtype) -> list[Tensor]:
@@ -87,9 +90,10 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
         )
     numbers = torch.cat([tensor.reshape(-1) for tensor in expected]).to(flat.dtype)
     if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
+        lost = Counter(numbers.tolist()) - Counter(flat.tolist())
         raise NotYetError(
-            f"after pack, flat holds {brief(flat)}, expected the tensors' "
-            f"{len(numbers)} elements",
+            f"after pack, {lost.total()} of the tensors' {len(numbers)} elements are "
+            f"not in flat, such as {next(iter(lost)):.4g}",
             rule="every element of every tensor has one position in flat",
         )
     wrong = [
@@ -102,13 +106,13 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     states = [back[place] for place in wrong]
     if all(bool((state == STALE).all()) for state in states):
         raise NotYetError(
-            "after unpack the tensors are views: they change when flat is overwritten",
+            "after unpack, the tensors are views: they change when flat is overwritten",
             slug="gradient-is-a-view",
             rule="copy the values into the tensors",
         )
     if all(not state.any() for state in states):
         raise NotYetError(
-            f"after unpack {_listed(wrong)} unchanged",
+            f"after unpack, {_listed(wrong)} unchanged",
             slug="not-in-place",
             rule="write into each tensor: copy_",
         )

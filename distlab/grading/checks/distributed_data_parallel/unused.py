@@ -24,6 +24,7 @@ from distlab.grading.checks.distributed_data_parallel.watch import (
     own_gradients,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import (
     Suspect,
@@ -227,7 +228,12 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=f"in step {step + 1}, where ranks use different layers, the gradient",
+            what=of_parameter(
+                f"in step {step + 1}, where ranks use different layers, the gradient",
+                Outputs(seed),
+                actual,
+                flat(mean),
+            ),
         )
     _expect_held_back(run, seed)
     return f"n = {n}: each rank uses 2 of 4 layers"

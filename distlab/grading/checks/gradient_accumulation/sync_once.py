@@ -19,6 +19,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     make_microbatches,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.messages import calls_of_each, expect_messages
 from distlab.grading.kit.values import (
     expect_equal_bits,
@@ -71,10 +72,12 @@ def mean_over_the_step(runs: Runs) -> str | None:
     """Every rank's gradients are those of the whole batch, the same bits."""
     n = runs.world_size
     run = runs.finished(sync)
-    what = "the gradient" + ", where the old one has an inf," * (n == INFINITE)
     means = first_means(runs.seed, LEVEL[:n], n == IDLE)
+    model, found = make_model(runs.seed, n), list(run.values)
+    what = of_parameter("the gradient", model, found, means.mean())
+    what += " where the old .grad has an inf" * (n == INFINITE)
     expect_values(
-        list(run.values),
+        found,
         same_everywhere(means.mean(), n),
         what=what,
         parts=means.parts(),
@@ -101,16 +104,16 @@ def sent_once(runs: Runs) -> str | None:
     sent = [max(_gradients_sent(run)) for run in (few, many)]
     if sent[1] > sent[0] + size // 2:
         raise NotYetError(
-            f"with 3 microbatches a rank sends {sent[0] / size:.3g} times its "
-            f"gradients, with 5 microbatches {sent[1] / size:.3g} times",
+            f"a rank sends {sent[0] / size:.3g} times its gradients with 3 "
+            f"microbatches and {sent[1] / size:.3g} times with 5, expected once",
             slug="synced-every-microbatch",
             evidence=calls_of_each(many),
             rule="accumulate first; then one all_reduce of the sums",
         )
     if _is_collective(many) and sent[1] > 1.5 * size:
         raise NotYetError(
-            f"the model has {size} gradient elements, and a rank passes {sent[1]} to "
-            "comm",
+            f"a rank passes {sent[1]} elements to comm, expected {size}: each element "
+            "of the gradients once",
             evidence=calls_of_each(many),
             rule="every gradient goes through one all_reduce",
         )

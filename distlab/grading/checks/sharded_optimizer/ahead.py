@@ -50,9 +50,8 @@ def fetched_ahead(runs: Runs) -> str | None:
         if ahead > most + 0.05 * layers.PAUSE_S:
             play_ahead(runs)
             raise NotYetError(
-                f"on {RANKS} simulated ranks {where} takes {plain:.2f} s, and with "
-                f"prefetch {ahead:.2f} s; if only the first layer is waited for, "
-                f"{most:.2f} s",
+                f"on {RANKS} simulated ranks, {where} with prefetch takes {ahead:.3g} "
+                f"s, expected at most {most:.3g} s: only the first layer is waited for",
                 slug="prefetch-waits",
                 rule="prefetch starts its messages and returns; unshard_layer waits",
             )

@@ -50,12 +50,12 @@ def one_norm_for_all(runs: Runs) -> str | None:
             )
         norms = [torch.tensor([norm], dtype=torch.float64) for norm in reports]
         values = flat(full_gradient(runs.seed, number))
-        what = f"with max_norm {max_norm:g} the norm that clip returns"
+        what = f"with max_norm {max_norm:g}, the norm that clip returns"
         if number == shards.INFINITE:
             _expect_infinite(reports)
             continue
         if number == shards.ZERO:
-            what = "the norm of a gradient of zeros that clip returns"
+            what = "for a gradient of zeros, the norm that clip returns"
         if number == shards.LONE:
             what = "where only rank 0's gradient isn't zero, the norm that clip returns"
         norm = values.norm().reshape(1)
@@ -81,8 +81,8 @@ def _expect_infinite(reports: list[float]) -> None:
     finite = [rank for rank, norm in enumerate(reports) if norm != math.inf]
     if finite:
         raise NotYetError(
-            "one element of the gradient is infinite, and the norm that clip returns "
-            f"is not, on rank {finite[0]}",
+            "where one element of the gradient is inf, clip returns "
+            f"{reports[finite[0]]:.3g} on rank {finite[0]}, expected inf",
             evidence=[
                 (rank, "returns", f"{norm}   expected inf")
                 for rank, norm in enumerate(reports)
@@ -141,7 +141,8 @@ def _expect_scaled(runs: Runs) -> None:
         expect_values(
             given,
             _shards(buckets, [factor] * len(buckets), n),
-            what=f"a gradient of norm {norm:.3g}, clipped to {max_norm:g}:",
+            what=f"after clip of a gradient of norm {norm:.3g} with max_norm "
+            f"{max_norm:g}, shard.grad",
             suspects=_wrong_factors(buckets, norm, max_norm, n),
         )
 
@@ -181,7 +182,7 @@ def _wrong_factors(
         ),
         (
             [max_norm / norm / n if norm else 1.0] * len(buckets),
-            "the gradient was divided by the number of ranks once more",
+            "clip divided the gradient by the number of ranks once more",
             "the shards hold the mean gradient already",
         ),
     ]

@@ -130,13 +130,12 @@ def expect_weights(run: Run, rows: int = ROWS) -> None:
             continue
         if torch.allclose(found[finite], -mean[finite], rtol=2**-6):
             raise NotYetError(
-                "the gradient of one element is infinite on rank 0, and its weight is "
-                f"{float(found[-1, -1]):g} on rank {rank} after a step; in a single "
-                "process it is -inf"
+                "where a gradient has an inf on rank 0, the weight after a step is "
+                f"{float(found[-1, -1]):.3g} on rank {rank}, expected -inf"
             )
         raise NotYetError(
-            f"with bfloat16 weights, the weights of rank {rank} are wrong after a "
-            "step; those in float64 are right"
+            f"after a step, bfloat16 weights are wrong on rank {rank}; float64 "
+            "weights are right"
         )
 
 
@@ -151,7 +150,7 @@ def expect_bytes(run: Run, sent: list[float], what: str, times: int = 1) -> None
     right = 2 * share * (n - 1) * times
     if max(sent) > 1.01 * right + SLACK:
         raise NotYetError(
-            f"with bfloat16 weights {what} sends {max(sent) / right:.2f} × the bytes "
+            f"with bfloat16 weights, {what} sends {max(sent) / right:.3g} × the bytes "
             "that are needed",
             evidence=[
                 (rank, "sent", f"{one:.0f} bytes, {right} are needed")

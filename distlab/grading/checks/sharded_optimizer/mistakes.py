@@ -36,8 +36,11 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
     found = [
         _everywhere("sum-not-mean", times(n), n, f"{n} × the mean gradient", once),
         _everywhere("divided-twice", times(1 / n), n, f"1/{n} of the mean", once),
-        _everywhere(
-            "", start, n, "no gradient at all", "scatter_gradients, then update"
+        Suspect(
+            slug="",
+            values=same_everywhere(start, n),
+            sentence="the first step changes no weight",
+            rule="scatter_gradients, then update",
         ),
         Suspect(
             slug="own-gradient-only",
@@ -48,7 +51,8 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
         Suspect(
             slug="weights-not-gathered",
             values=[torch.where(owners == rank, right, start) for rank in range(n)],
-            sentence="each rank has new weights in its shard only",
+            sentence="after the first step, each rank has new weights in its own "
+            "shards only",
             rule="after the optimizer's step, all_gather each bucket's shards",
         ),
     ]

@@ -124,9 +124,9 @@ def expect_freed(run: Run) -> None:
         for call, name, over in record.value["told"]:
             if call == "reduce":
                 raise NotYetError(
-                    f"when reduce_bucket returns for the bucket of {name}, rank "
-                    f"{record.rank} holds {over} bytes more than before, without the "
-                    "full gradients and with the shard's",
+                    f"when reduce_bucket for the bucket of {name} returns, rank "
+                    f"{record.rank} holds {over} bytes more than the weights and the "
+                    "shards' gradients",
                     slug="full-gradients-kept",
                     rule="once a rank has its chunk it needs no full gradient; a view "
                     "of a chunk keeps the memory of the full vector",
@@ -144,7 +144,6 @@ def expect_no_copy(run: Run, *calls: str) -> None:
             if call in calls:
                 where = "unshard_bucket" if call == "unshard" else call
                 raise NotYetError(
-                    f"within {where}, for the bucket of {name}, rank {record.rank} "
-                    f"holds {over} bytes more than its shards and the full weights of "
-                    "the bucket"
+                    f"in {where} for the bucket of {name}, rank {record.rank} holds "
+                    f"{over} bytes more than its shards and one full copy of the bucket"
                 )

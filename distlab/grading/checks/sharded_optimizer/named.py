@@ -38,16 +38,17 @@ def finished_run(runs: Runs, scenario: Scenario, **values: Any) -> Run:
 def _lost(rank: int, name: str, how: str) -> NotYetError:
     if how == layers.OTHER:
         return NotYetError(
-            f"after shard_bucket the shard of {name} on rank {rank} is another "
-            "parameter than the optimizer has: a step would not change it",
+            f"after shard_bucket, the shard of {name} on rank {rank} is another "
+            "parameter than the optimizer has, so a step would not change it",
             slug=NOT_UPDATED,
             rule="give the same parameter its own memory: bucket.shard.data = …",
             fatal=True,
         )
     is_view = how == layers.VIEW
-    why = "it is a view of bucket.flat, which was freed" if is_view else "it was freed"
+    why = "a view of bucket.flat, which was freed" if is_view else "freed"
     return NotYetError(
-        f"after shard_bucket the shard of {name} on rank {rank} has no memory: {why}",
+        f"after shard_bucket, the shard of {name} on rank {rank} has no memory: it is "
+        f"{why}",
         slug=FREED,
         rule="detach() and chunk() return views of the same memory; the shard needs a "
         "copy",
@@ -84,8 +85,8 @@ def _wrong_way(run: Run) -> tuple[str, str] | None:
             for number, following in step["ahead"]:
                 if 0 < number < following < len(layers.WIDTHS) - 1:
                     return (
-                        f"in backward() layer {number} prefetches layer {following}, "
-                        f"which is already done; layer {number - 1} is next",
+                        f"in backward(), layer {number} prefetches layer {following}, "
+                        f"which is already done, expected layer {number - 1}",
                         "wrong-layer-prefetched",
                     )
     return None
@@ -113,7 +114,7 @@ def expect_next_ahead(run: Run) -> None:
             if following != number + 1 < len(layers.WIDTHS) - 1:
                 raise NotYetError(
                     f"in forward, layer {number} calls unshard_layer({number}, "
-                    f"{following}); layer {number + 1} is next",
+                    f"{following}), expected {number + 1} as the next layer",
                     rule="forward goes from the first layer to the last: next is "
                     "number + 1",
                 )
@@ -127,8 +128,8 @@ def kept_before(run: Run, step: int) -> NotYetError | None:
     if not max(kept):
         return None
     return NotYetError(
-        f"after step {step + 1} the weights are wrong: its forward used old weights, "
-        f"still unsharded since backward() of step {step}",
+        f"after step {step + 1}, the weights are wrong: its forward used weights that "
+        f"were still unsharded since backward() of step {step}",
         slug="layers-not-freed",
         evidence=[
             (rank, "kept", f"{count} bytes of unsharded weights")

@@ -67,7 +67,7 @@ def count_bytes(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 def read_shards(value: Any) -> Shards | str:
     """Lists of three integers, or what it is instead, to go on after "plan"."""
     if value is None:
-        return "returns None: is a return missing?"
+        return "returns None; is a return missing?"
     try:
         return [
             [(_whole(which), _whole(start), _whole(stop)) for which, start, stop in one]
@@ -115,22 +115,22 @@ def each_element_once(runs: Runs) -> str | None:
             raise NotYetError(f"{call} {shards}", rule=RULE, fatal=True)
         if len(shards) != n:
             raise NotYetError(
-                f"{call} has {len(shards)} shards, not {n}",
+                f"{call} returns {len(shards)} shards, expected {n}",
                 rule="one list per rank; a rank without elements has an empty list",
                 fatal=True,
             )
         if outside := counted_in_the_vector(sizes, shards):
             which, start, stop = outside
             raise NotYetError(
-                f"{call}: parameter {which} has {sizes[which]} elements, and its range "
-                f"is {start} to {stop}: a place in the vector",
+                f"in {call}, a range of parameter {which} is {start} to {stop}, "
+                "counted in the whole vector, not from the parameter's first element",
                 evidence=_drawn(shards),
                 rule="start and stop count from the first element of the parameter",
             )
         flaw, slug = _flaw(sizes, shards)
         if flaw:
             raise NotYetError(
-                f"{call}: {flaw}", slug=slug, evidence=_drawn(shards), rule=RULE
+                f"in {call}, {flaw}", slug=slug, evidence=_drawn(shards), rule=RULE
             )
     return "1 element on 4 ranks: rank 0 has it, the other shards are empty"
 
@@ -168,12 +168,12 @@ def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
             return f"element {place} of parameter {which} is in no shard", slug
         if place > size:
             return (
-                f"parameter {which} has {size} elements, and a range ends after them",
+                f"a range of parameter {which} ends after its {size} elements",
                 "",
             )
     known = range(len(sizes))
     strange = [w for one in shards for w, _, _ in one if w not in known]
-    return (f"there is no parameter {strange[0]}", "") if strange else ("", "")
+    return (f"a range is of parameter {strange[0]}", "") if strange else ("", "")
 
 
 def _drawn(shards: Shards) -> tuple[Evidence, ...]:
@@ -197,13 +197,13 @@ def chunk_by_chunk(runs: Runs) -> str | None:
             continue
         if any(start >= stop for one in shards for _, start, stop in one):
             raise NotYetError(
-                f"{call} has an empty range",
+                f"{call} returns an empty range",
                 evidence=_drawn(shards),
                 rule="a parameter without elements in a chunk is not in its list",
             )
         sentence, slug = _other_plan(sizes, n, shards)
         raise NotYetError(
-            f"{call}: {sentence}", slug=slug, evidence=_drawn(shards), rule=RULE
+            f"in {call}, {sentence}", slug=slug, evidence=_drawn(shards), rule=RULE
         )
     return None
 
@@ -212,20 +212,28 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     counts = [_length(one) for one in shards]
     pieces = [piece for one in shards for piece in one]
     if len(sizes) > 1 and all((w, 0, sizes[w]) in pieces for w, _, _ in pieces):
-        return "each parameter is unsharded, on one rank", "full-parameters"
+        return "each parameter is whole on one rank, not cut", "full-parameters"
     split = [right_plan([size], n) for size in sizes]
     each = [
         [(w, a, b) for w, s in enumerate(split) for _, a, b in s[r]] for r in range(n)
     ]
     if len(sizes) > 1 and sorted(map(sorted, shards)) == sorted(map(sorted, each)):
-        return "each parameter is sharded separately", "sharded-per-parameter"
+        return (
+            "each parameter is cut into n chunks of its own, not the whole vector",
+            "sharded-per-parameter",
+        )
     if max(counts) > -(-sum(sizes) // n):
         most = f"rank {counts.index(max(counts))} has {max(counts)} elements"
-        return f"{most}, an equal chunk has {-(-sum(sizes) // n)}", "one-shard-larger"
+        share = -(-sum(sizes) // n)
+        return f"{most}, expected at most {share}", "one-shard-larger"
     if counts != (wanted := [_length(one) for one in right_plan(sizes, n)]):
         told, right = (", ".join(map(str, some)) for some in (counts, wanted))
         return f"the ranks have {told} elements, expected {right}", ""
-    return "the shards are not the chunks of the vector in rank order", ""
+    chunks = right_plan(sizes, n)
+    rank = next(r for r in range(n) if shards[r] != chunks[r])
+    if sorted(shards[rank]) == chunks[rank]:
+        return f"rank {rank}'s ranges are not in the order of the vector", ""
+    return f"rank {rank} does not have chunk {rank} of the vector", ""
 
 
 def _length(shard: list[Piece]) -> int:
@@ -256,9 +264,11 @@ def bytes_of_a_rank(runs: Runs) -> str | None:
             right = [right_bytes(size, n, stage, kind) for stage in range(4)]
             if told != right:
                 raise _wrong_bytes((size, n, kind), told, right)
-    if next(values) != right_bytes(1000, 8, 1, (4, 4, 8)):
+    default, right_one = next(values), right_bytes(1000, 8, 1, (4, 4, 8))
+    if default != right_one:
         raise NotYetError(
-            "bytes_per_rank(1000, 8, 1) does not count float32 and Adam",
+            f"bytes_per_rank(1000, 8, 1) returns {default}, expected {right_one} with "
+            "the default per_element",
             rule="the default of per_element is 4, 4 and 8 bytes",
         )
     return "1,000,000,000 elements on 8 ranks: 16, 9, 5.5 and 2 GB"
@@ -277,8 +287,8 @@ def _wrong_bytes(
     elif told == [right_bytes(size, n, s, backward) for s in range(4)]:
         slug = "stages-swapped"
     return NotYetError(
-        f"bytes_per_rank({size}, {n}, {stage}, {kind}) returns {told[stage]}; a rank "
-        f"holds {right[stage]}",
+        f"bytes_per_rank({size}, {n}, {stage}, {kind}) returns {told[stage]}, "
+        f"expected {right[stage]}",
         slug=slug,
         evidence=[
             (NOBODY, f"stage {s}", f"expected {right[s]}   got {told[s]}")

@@ -122,7 +122,7 @@ def saved_by_name(runs: Runs) -> str | None:
     full = {name: p.reshape(-1) for name, p in named.items()}
     for rank, saved in enumerate(empty):
         _expect_entries(saved, "", full, rank)
-    _expect_complete(empty, full, "before the first step ")
+    _expect_complete(empty, full, "before the first step, ")
     return None
 
 
@@ -131,8 +131,23 @@ def _expect_ranges(
 ) -> None:
     full = {name: kept[p][key].reshape(-1) for name, p in named.items()}
     for rank, saved in enumerate(states):
-        _expect_entries(saved, key, full, rank)
+        try:
+            _expect_entries(saved, key, full, rank)
+        except NotYetError as failure:
+            raise _full_names(failure, states, full) from None
     _expect_complete(states, full)
+
+
+def _full_names(
+    failure: NotYetError, states: list[Any], full: dict[str, Tensor]
+) -> NotYetError:
+    """Call it so only if some ranks claim the same elements of a parameter."""
+    for name, values in full.items():
+        entries = [state.get(name, {}) for state in states if not failure.fatal]
+        count = sum(e.get("stop", 0) - e.get("start", 0) for e in entries)
+        if count > values.numel():
+            return failure.but(slug="shard-under-full-name")
+    return failure
 
 
 def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
@@ -142,12 +157,12 @@ def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) ->
     for name, entry in saved.items():
         if name not in full:
             raise NotYetError(
-                f"{what} {name!r:.30}: no trained parameter has this name",
+                f"{what} {name!r:.30}, which is not the name of a trained parameter",
                 rule="bucket.names has the names, in the order of bucket.sizes",
                 fatal=True,
             )
         if not isinstance(entry, dict) or not {"start", "stop"} <= entry.keys():
-            raise NotYetError(f"{what} no start and stop under {name}", fatal=True)
+            raise NotYetError(f"{what} no start and stop for {name}", fatal=True)
         own = entry.get(key)
         if isinstance(own, Tensor):
             _expect_range(name, rank, entry, own, full[name])
@@ -166,22 +181,21 @@ def _expect_range(
     )
     if not is_other:
         raise NotYetError(
-            f"of elements {start} … {stop - 1} of {name} rank {rank} saves finite "
-            "state where the optimizer's is infinite"
+            f"rank {rank} saves a finite number for elements {start} to {stop - 1} of "
+            f"{name}, where the optimizer's state is inf"
         )
     if own.numel() != stop - start:
         message = (
-            f"rank {rank} saves {own.numel()} values as elements {start} … {stop - 1} "
-            f"of {name}"
+            f"rank {rank} saves {own.numel()} values for elements {start} to "
+            f"{stop - 1} of {name}, expected {stop - start}"
         )
     else:
         message = (
-            f"what rank {rank} saves as elements {start} … {stop - 1} of {name} is the "
-            "state of other elements"
+            f"what rank {rank} saves for elements {start} to {stop - 1} of {name} is "
+            "the state of other elements"
         )
     raise NotYetError(
         message,
-        slug="shard-under-full-name",
         rule="bucket.shard_ranges lists which elements of which parameter the shard "
         "has, one range after another",
     )
@@ -194,8 +208,8 @@ def _expect_complete(
         count = sum(s[name]["stop"] - s[name]["start"] for s in states if name in s)
         if count != values.numel():
             raise NotYetError(
-                f"{when}{name} has {values.numel()} elements, and all ranks together "
-                f"save the state of {count}",
+                f"{when}all ranks together save the state of {count} elements of "
+                f"{name}, expected {values.numel()}",
                 slug="shard-under-full-name" if count > values.numel() else "",
                 rule="each rank saves the ranges that it owns, and no others",
             )
@@ -233,19 +247,18 @@ def _expect_entry(
 ) -> None:
     own = entry.get(key)
     if not isinstance(own, Tensor):
-        raise NotYetError(
-            f"state_by_name returns no {key} under {name}", rule=ALL_OF_IT
-        )
+        raise NotYetError(f"state_by_name returns no {key} for {name}", rule=ALL_OF_IT)
     right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
     if own.dtype != right.dtype:
         raise NotYetError(
-            f"state_by_name returns {key} of {name} as {own.dtype}; the optimizer "
-            f"keeps {right.dtype}",
+            f"state_by_name returns {key} of {name} as {own.dtype}, expected "
+            f"{right.dtype} as in the optimizer",
             rule="a run that continues from rounded state computes other weights",
         )
     if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
         raise NotYetError(
-            f"{key} of {name} is not what the optimizer keeps for these elements",
+            f"state_by_name returns a {key} of {name} that is not the optimizer's for "
+            "these elements",
             rule=ALL_OF_IT,
         )
 
@@ -255,7 +268,7 @@ def _expect_plain(run: Run) -> None:
     for rank, value in enumerate(run.values):
         if "error" in value["plain"]:
             raise NotYetError(
-                "the optimizer also keeps an int, a bool, None and a text, and "
+                "where the optimizer keeps an int, a bool, None and a str, "
                 f"state_by_name raises {value['plain']['error']:.60}",
                 rule="copy what isn't a tensor as it is",
             )
@@ -264,7 +277,7 @@ def _expect_plain(run: Run) -> None:
                 found = entry[key]
                 if type(found) is not type(right) or found != right:
                     raise NotYetError(
-                        f"the optimizer keeps {key} = {right!r} for {name}; rank "
+                        f"the optimizer keeps {key} = {right!r} for {name}, but rank "
                         f"{rank} saves {found!r}",
                         rule=ALL_OF_IT,
                     )
@@ -281,8 +294,8 @@ def _expect_adams(run: Run, seed: int) -> None:
             is_number |= isinstance(step, Tensor) and not step.dim()
             if not is_number or float(step) != 1.0:
                 raise NotYetError(
-                    f"after a step of Adam state_by_name returns {step!r:.40} "
-                    f"as the step under {name}, not 1",
+                    f"after a step of Adam, state_by_name returns step {step!r:.40} "
+                    f"for {name}, expected 1",
                     rule=ALL_OF_IT,
                 )
 
@@ -297,13 +310,14 @@ def _expect_continued(run: Run, one: One) -> None:
         for resumed in value["resumed"]:
             if "error" in resumed:
                 raise NotYetError(
-                    f"load_state_dict on {n} ranks: {resumed['error']}",
+                    f"a state of {run.world_size} ranks is loaded on {n}, and "
+                    f"load_state_dict raises {resumed['error']}",
                     rule="load_state_dict reads what state_by_name returns",
                 )
             mine = owners == resumed["rank"]
             if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
                 raise NotYetError(
-                    f"saved at {run.world_size} ranks, continued at {n}: the next "
-                    f"step of rank {resumed['rank']} is not that of a single process",
+                    f"after a state of {run.world_size} ranks is loaded on {n}, the "
+                    f"next step of rank {resumed['rank']} gives wrong weights",
                     rule="the state must contain all that the optimizer keeps",
                 )

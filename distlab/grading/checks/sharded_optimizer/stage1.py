@@ -46,7 +46,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         expect_values(
             found,
             right,
-            what=f"after step {step + 1} the weights",
+            what=f"after step {step + 1}, the weights",
             verb="are",
             suspects=() if step else partial(suspects_of, runs.seed, gradients),
             rule="each shard gets the mean gradient, the optimizer updates each shard, "
@@ -82,7 +82,8 @@ def _expect_settings(run: Run, one: One) -> None:
                 if key != "params" and settings.get(key) != value:
                     raise NotYetError(
                         f"rank {record.rank}'s optimizer has {key} = "
-                        f"{settings.get(key)} for {name}; its group has {value}",
+                        f"{settings.get(key)} for {name}, expected {value} as in its "
+                        "group",
                         slug="group-settings-lost",
                         rule="copy every entry of a group; replace only params",
                     )
@@ -100,16 +101,16 @@ def _expect_numbers(run: Run, one: One) -> None:
         found = record.value["numbered"]
         if len(found) != len(right):
             raise NotYetError(
-                f"of {len(right)} groups, the first one with nothing to train, the "
-                f"optimizer has {len(found)} on rank {record.rank}",
+                f"with {len(right)} groups, of which the first has nothing to train, "
+                f"the optimizer on rank {record.rank} has {len(found)}",
                 slug="group-settings-lost",
                 rule="keep an empty group, too: a scheduler finds groups by number",
             )
         for number, (own, names) in enumerate(zip(found, right, strict=True)):
             if odd := sorted({*own} - {*names}):
                 raise NotYetError(
-                    f"of {len(right)} groups, all with the same lr, group {number} "
-                    f"has {odd[0]} of another group on rank {record.rank}",
+                    f"with {len(right)} groups of the same lr, group {number} on rank "
+                    f"{record.rank} has {odd[0]}, which belongs to another group",
                     slug="group-settings-lost",
                     rule="a bucket belongs to the group that is bucket.group",
                 )
@@ -130,8 +131,8 @@ def a_shard_of_the_state(runs: Runs) -> str | None:
         numbers = run.values[rank]["state"]
         if numbers > shard:
             sentence = (
-                f"rank {rank} keeps {numbers} elements of optimizer state; its shards "
-                f"have {shard}"
+                f"rank {rank} keeps {numbers} elements of optimizer state, expected "
+                f"the {shard} of its shards"
             )
             raise _too_much(
                 run,
@@ -143,8 +144,8 @@ def a_shard_of_the_state(runs: Runs) -> str | None:
         raise _too_much(
             run,
             allowed,
-            f"after a step rank {rank} holds {max(held)} bytes; the weights and its "
-            f"shard of the state are {8 * (whole + shard)}",
+            f"after a step, rank {rank} holds {max(held)} bytes, expected the "
+            f"{8 * (whole + shard)} of the weights and its shard of the state",
             "",
             "free temporary copies before the step returns",
         )

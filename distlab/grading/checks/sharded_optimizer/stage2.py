@@ -59,7 +59,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         expect_values(
             found,
             right,
-            what=f"after step {step + 1} the weights",
+            what=f"after step {step + 1}{_of_two(step)}, the weights",
             verb="are",
             suspects=partial(_suspects, runs.seed, step, gradients),
             rule="add the rank's chunk of the mean gradient to bucket.shard.grad",
@@ -68,6 +68,10 @@ def weights_of_one_process(runs: Runs) -> str | None:
         expect_sent(run, sent, "the weights are correct, but comm was not used")
     expect_weights(run)
     return None
+
+
+def _of_two(step: int) -> str:
+    return ", with two backward() calls" if len(PARTS[step]) > 1 else ""
 
 
 def _suspects(
@@ -89,13 +93,25 @@ def _suspects(
     one = One(seed)
     one.step(scenarios.mean_of(one.gradients(PARTS[0][0], n)))
     one.step(scenarios.mean_of(gradients[-1]))
+    twice = One(seed)
+    twice.step(scenarios.mean_of(twice.gradients(PARTS[0][0], n)))
+    first, second = map(scenarios.mean_of, gradients)
+    twice.step(added([{name: value / n for name, value in first.items()}, second]))
     return [
         Suspect(
             slug="shard-gradient-overwritten",
             values=same_everywhere(flat(scenarios.weights_of(one.model)), n),
-            sentence="of two backward() only the second gradient counted",
+            sentence="of two backward() calls in a step, only the second one's "
+            "gradient counted",
             rule="backward() accumulates into .grad, and reduce_bucket must, too",
-        )
+        ),
+        Suspect(
+            slug="",
+            values=same_everywhere(flat(scenarios.weights_of(twice.model)), n),
+            sentence="of two backward() calls in a step, the first one's gradient was "
+            f"divided by {n} twice",
+            rule="divide only what is new, before you add it to bucket.shard.grad",
+        ),
     ]
 
 
@@ -150,8 +166,8 @@ def gradients_of_the_shards(runs: Runs) -> str | None:
     for value in run.values:
         if value["steps"][0]["rest"] > scenarios.after_step(n):
             raise NotYetError(
-                f"after zero_grad() a rank holds {value['steps'][0]['rest']} bytes: "
-                "gradients are still in memory",
+                f"after zero_grad(), a rank holds {value['steps'][0]['rest']} bytes, "
+                f"expected at most {scenarios.after_step(n)} without gradients",
                 rule="keep a gradient in bucket.shard.grad only",
             )
     most = max(value["steps"][1]["held"] for value in run.values)
@@ -165,8 +181,8 @@ def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetErro
     over = held[rank] - allowed + scenarios.SLACK
     looks_whole = over > 0.8 * rest
     return NotYetError(
-        f"after backward() rank {rank} holds {over} bytes more than the weights, its "
-        "state and its shards' gradients",
+        f"after backward(), rank {rank} holds {over} bytes more than the weights, its "
+        "shards' state and their gradients",
         slug="full-gradients-kept" if looks_whole else "",
         evidence=[
             (r, "holds", f"{h} bytes, at most {allowed}") for r, h in enumerate(held)

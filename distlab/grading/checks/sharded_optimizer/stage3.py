@@ -58,17 +58,18 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
     expect_values(
         [value["outputs"][0] for value in run.values],
         before,
-        what="the output of the model",
+        what="in the first forward, the model's output",
     )
     expect_values(
         [value["outputs"][1] for value in run.values],
         after,
-        what="after the shards have changed, the output of the model",
+        what="in a forward after the shards have changed, the model's output",
         suspects=[
             Suspect(
                 slug="old-weights-used",
                 values=before,
-                sentence="the second forward used the weights of the first",
+                sentence="after the shards have changed, the second forward still used "
+                "the weights of the first",
                 rule="gathered weights are a copy: gather again before each forward",
             )
         ],
@@ -89,8 +90,8 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if value["cut"] > shards + ROOM:
             raise NotYetError(
-                f"before the first forward rank {rank} holds {value['cut']} bytes, its "
-                f"shards have {shards}",
+                f"before the first forward, rank {rank} holds {value['cut']} bytes, "
+                f"expected the {shards} of its shards",
                 slug="shard-keeps-full-weights",
                 evidence=_evidence(run, "cut", shards + ROOM),
                 rule="a shard that is a view keeps the memory of the full vector; "
@@ -100,15 +101,15 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
             allowed = shards + 8 * n * size + ROOM
             if held > allowed:
                 raise NotYetError(
-                    f"in layer {number} rank {rank} holds {held} bytes; its shards and "
-                    f"this layer have {shards + 8 * n * size}",
+                    f"in layer {number}, rank {rank} holds {held} bytes, expected the "
+                    f"{shards + 8 * n * size} of its shards and this layer",
                     slug="layers-not-freed",
                     rule="free a layer's buckets as soon as it has computed",
                 )
         if value["after"] > shards + layers.LEFT:
             raise NotYetError(
-                f"after forward rank {rank} holds {value['after']} bytes, its shards "
-                f"have {shards}",
+                f"after forward, rank {rank} holds {value['after']} bytes, expected "
+                f"the {shards} of its shards",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "after", shards + layers.LEFT),
                 rule="free a layer's buckets as soon as it has computed",
@@ -136,7 +137,7 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
     if max(sent) <= right * 1.01 + SLACK:
         return
     raise NotYetError(
-        f"{what} sends {max(sent) / right:.2f} × the bytes that are needed",
+        f"{what} sends {max(sent) / right:.3g} × the bytes that are needed",
         slug="sent-more-than-needed",
         evidence=[
             (r, "sent", f"{s:.0f} bytes, {right:.0f} are needed")
@@ -175,7 +176,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         expect_values(
             [value["outputs"] for value in run.values],
             outputs,
-            what=f"after the last step{how} the output under torch.no_grad()",
+            what=f"after the last step{how}, the output under torch.no_grad()",
         )
         if not values:
             expect_weights(run, rows=1)
@@ -192,8 +193,8 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
             if kept := kept_before(run, step):
                 raise kept
             raise NotYetError(
-                f"after step {step + 1}{how} the weights of {' and '.join(names)} are "
-                "wrong",
+                f"after step {step + 1}{how}, {' and '.join(names)} "
+                f"{'is' if len(names) == 1 else 'are'} wrong",
                 evidence=[(0, "wrong", f"expected {brief(own)}   got {brief(found)}")],
                 rule="every layer needs its full weights in backward; then each shard "
                 "gets its chunk of the mean gradient",
@@ -216,8 +217,8 @@ def never_more_than_that(runs: Runs) -> str | None:
         peak = max(value["peak"] for value in run.values)
         if peak > most:
             raise NotYetError(
-                f"{peak} bytes of weights are unsharded at the same time; {how} "
-                f"at most {most}",
+                f"{peak} bytes of weights are unsharded at the same time, expected at "
+                f"most {most}: {how} no more",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "peak", most),
                 rule="free a layer's weights after its forward and after its backward",
@@ -234,8 +235,9 @@ def _expect_only_shards(run: Run, n: int) -> None:
         for step, told in enumerate(value["steps"]):
             if told["held"] > shard * (2 + (step > 0)) + ROOM:
                 raise NotYetError(
-                    f"after backward() a rank holds {told['held']} bytes; its shards, "
-                    f"their gradients and state have {shard * (2 + (step > 0))}",
+                    f"after backward(), a rank holds {told['held']} bytes, expected "
+                    f"the {shard * (2 + (step > 0))} of its shards, their gradients "
+                    "and state",
                     slug="full-gradients-kept",
                     rule="after a layer's backward, free its full weights and its "
                     "full gradients",
