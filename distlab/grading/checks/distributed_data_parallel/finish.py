@@ -54,14 +54,14 @@ def _other_zero(world_size: int) -> list[RunSpec]:
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, runs=_other_zero)
 def mean_in_each_step(runs: Runs) -> str | None:
     """Every step's gradients; zeroed in place, set to None, or as they were."""
-    for how, to_none in (
-        ("zeroed in place", False),
-        ("set to None, a comm_hook in two halves", True),
+    for how, hook, to_none in (
+        ("zeroed in place", "", False),
+        ("set to None", " and a comm_hook that works in wait(), too", True),
     ):
         values = {"to_none": True} if to_none else {}
         run = runs.ended(take_steps, **values)
         _expect_all_started(run)
-        _judge_steps(runs.finished(take_steps, **values), runs.seed, how)
+        _judge_steps(runs.finished(take_steps, **values), runs.seed, how, hook)
     return f"n = {runs.world_size}: {STEPS} steps, and {STEPS} with .grad = None"
 
 
@@ -88,15 +88,17 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
             expect_sent_in_backward(run)
         _expect_untouched(told, step)
         own = chain_gradients(seed, step, n)
-        how = f"with .grad {zeroed} before it{hook}"
+        how = f", with .grad {zeroed} before it{hook},"
+        if step == 0 and not hook:  # .grad is None before it, whatever zeroes it
+            how = ","
         if step == STEPS:  # what was there is the same on every rank
             own = [{k: part[k] + before[k] for k in part} for part in own]
-            how = "without zero_grad() before it"
+            how = ", without zero_grad() before it,"
         active = active_in(step, n)
         share = len(active) / n
         mean = {name: value / share for name, value in mean_of(own).items()}
         if len(active) < n:
-            how = f"with self.active = {active}"
+            how = f", with self.active = {active},"
         actual = all_there([each["gradients"] for each in told])
         if 0 < step < STEPS:
             _expect_reset(actual, own, flat(before), step, zeroed)
@@ -105,7 +107,7 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
             actual,
             same_everywhere(flat(mean), n),
             what=of_parameter(
-                f"in step {step + 1}, {how}, the gradient",
+                f"in step {step + 1}{how} the gradient",
                 Chain(seed),
                 actual,
                 flat(mean),
