@@ -89,14 +89,15 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
     """The finished run; if it did not finish, first of all: did the right rank send?"""
     try:
         return runs.finished(task.scenario, src=src)
-    except NotYetError as failure:
+    except NotYetError as found:
         run = runs.ended(task.scenario, src=src)
+        failure = _in_vain(run, src, found)
         first = [record.calls()[:1] for record in run.ranks]
         sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
         if src == 0:
-            raise
+            raise failure from found
         if not sends[0] or sends[src]:
-            raise _only_from(task, runs, src, failure) from failure
+            raise _only_from(task, runs, src, failure) from found
         raise NotYetError(
             f"src is {src}, but rank 0 is the one that sends",
             slug="source-ignored",
@@ -105,7 +106,26 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
             kind=failure.kind,
             fatal=True,
             output=failure.output,
-        ) from failure
+        ) from found
+
+
+def _in_vain(run: Run, src: int, failure: NotYetError) -> NotYetError:
+    """Say so if a rank waits for one to receive that already has the tensor."""
+    for record in run.ranks if failure.slug == "peer-finished" else ():
+        calls = record.calls()
+        if not calls or calls[-1]["op"] != "send":
+            continue
+        dst = calls[-1]["dst"]
+        if record.status == "finished" or run.ranks[dst].status != "finished":
+            continue
+        why = "is the source" if dst == src else "already has the tensor"
+        if dst == src or received(run.ranks[dst]):
+            return failure.but(
+                message=f"with src = {src} on {run.world_size} ranks, rank "
+                f"{record.rank} waits in send → {dst}, but rank {dst} {why} and has "
+                "finished"
+            )
+    return failure
 
 
 def _only_from(
@@ -122,7 +142,8 @@ def _only_from(
     if not all_close(values, same_everywhere(run.values[0]["before"], 3)):
         return failure
     return failure.but(
-        message=f"right from rank 0, but not with src = {src}: {failure.message}",
+        message=f"right from rank 0, but not with src = {src}: "
+        + failure.message.removeprefix(f"with src = {src} on 3 ranks, "),
         slug="" if failure.slug == "send-to-self" else failure.slug,
         rule=task.rule_of_source,
     )
@@ -173,12 +194,12 @@ def expect_it_again(task: Broadcast, runs: Runs) -> None:
     expect_values(
         [value["after"] for value in run.values],
         same_everywhere(run.values[1]["before"], run.world_size),
-        what="after a second call in the same process the tensor",
+        what="after a second call in the same process, the tensor",
     )
     expect_each(
         runs.finished(task.with_any),
         lambda before: same_everywhere(before[2], len(before)),
-        "after a broadcast from rank 2 it",
+        "the tensor after a broadcast from rank 2",
     )
 
 
@@ -198,8 +219,8 @@ def expect_few_messages(task: Broadcast, runs: Runs) -> None:
         if total < n - 1:
             if is_right:
                 raise NotYetError(
-                    f"every rank has it after {total} messages; {n - 1} are needed: "
-                    "it did not come in a message",
+                    f"every rank has the tensor after {total} messages, but {n - 1} "
+                    "are needed to send it there",
                     evidence=calls_of_each(run),
                     rule="only a message of comm counts",
                 )

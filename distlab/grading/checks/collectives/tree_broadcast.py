@@ -77,7 +77,8 @@ def _expect_reached(run: Run, src: int) -> None:
         has_it = torch.equal(record.value["after"], sent)
         if record.rank != src and not has_it and not received(record):
             raise NotYetError(
-                f"src is {src}; no message came to rank {record.rank}",
+                f"with src = {src} on {run.world_size} ranks, no message came to rank "
+                f"{record.rank}",
                 evidence=calls_of_each(run),
                 rule="every rank except src receives once, for any number of ranks",
             )
@@ -156,7 +157,7 @@ def _shape(sends: list[list[int]], src: int) -> str:
     if len(sends[src]) == len(sends) - 1:
         return f": rank {src} sends every copy itself"
     if max(map(len, sends)) == 1:
-        return ": a chain, each rank sends it to one other rank"
+        return ": each rank sends to one other rank, as in a chain"
     return ""
 
 

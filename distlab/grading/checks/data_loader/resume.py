@@ -72,8 +72,8 @@ def _gone_on(runs: Runs) -> Record:
 
 def _setting(case: Record) -> str:
     if case["stop"] is None:
-        return "stopped when the epoch was over"
-    return f"stopped after {case['stop']} of {STEPS} steps"
+        return "when stopped at the end"
+    return f"when stopped after {case['stop']} of {STEPS} steps"
 
 
 def _not_next(
@@ -81,7 +81,7 @@ def _not_next(
 ) -> NotYetError:
     slug, sentence, rule = _named(case, rank, rest, whole, stop)
     return NotYetError(
-        f"{_setting(case)} of epoch {EPOCH}: {sentence}",
+        f"{_setting(case)} of epoch {EPOCH}, {sentence}",
         slug=slug,
         evidence=_rows(rank, rest, whole[stop:]),
         rule=rule,
@@ -101,7 +101,7 @@ def _named(
     if rank == 0 and rest == start:
         return (
             "resume-restarts-epoch",
-            "the new loader begins with epoch 0, as if nothing had been loaded",
+            "the new loader begins with epoch 0, as if no state had been loaded",
             "load_state_dict must set the epoch and the position",
         )
     if stop and rest == whole:
@@ -123,7 +123,7 @@ def _named(
             "num_delivered is the index of the next batch: indices start at 0",
         )
     if stop == STEPS:
-        sentence = f"the epoch is over, but {len(rest)} more batches come"
+        sentence = f"the new loader still gives {len(rest)} batches, expected none"
         return (
             "",
             sentence,
@@ -131,7 +131,7 @@ def _named(
         )
     ahead = len(whole) - len(rest)
     if not rest:
-        sentence = f"rank {rank} gets no more steps; expected {STEPS - stop}"
+        sentence = f"rank {rank} gets no more steps, expected {STEPS - stop}"
         return "", sentence, COUNTS_STEPS
     if rest == whole[ahead:]:
         sentence = f"the new loader continues with step {ahead}, expected step {stop}"
@@ -184,14 +184,14 @@ def state_is_a_snapshot(runs: Runs) -> str | None:
             )
         elif error != "ValueError":
             raise NotYetError(
-                f"the state of a loader with another {name} ends in {error}; expected "
+                f"the state of a loader with another {name} raises {error}, expected a "
                 "ValueError",
                 rule="raise ValueError and name the setting that differs",
             )
         elif met["got"] != met["wanted"]:
             raise NotYetError(
-                f"the state of a loader with another {name} is refused, but this "
-                "loader has changed: it gives other batches than before",
+                f"the state of a loader with another {name} is refused, but afterwards "
+                "this loader gives other batches than before",
                 evidence=_rows(0, met["got"], met["wanted"]),
                 rule="compare all settings first; only then set epoch and position",
             )
@@ -206,15 +206,15 @@ def fits_another_number_of_ranks(runs: Runs) -> str | None:
         n, m = case["before"], case["after"]
         if case["refused"]:
             raise NotYetError(
-                f"the state of {n} ranks is refused on {m}: {case['refused']:.60}",
-                slug="position-per-rank",
+                f"load_state_dict refuses a state of {n} ranks on {m}, with "
+                f"ValueError: {case['refused']:.60}",
                 rule="the order does not depend on the number of ranks",
             )
         stop = case["stop"]
         rest, expected = _by_step(case["rest"]), _by_step(case["whole"])[stop:]
         if rest != expected:
             raise NotYetError(
-                f"{_setting(case)} on {n} ranks, continued on {m}: "
+                f"{_setting(case)} on {n} rank{'s' * (n > 1)}, the new loaders on {m} "
                 f"{_what_differs(rest, expected)}",
                 slug="position-per-rank",
                 evidence=[
@@ -225,8 +225,8 @@ def fits_another_number_of_ranks(runs: Runs) -> str | None:
             )
     if found["differing"]:
         raise NotYetError(
-            "after the same step the state differs between ranks, or between "
-            f"numbers of ranks: {found['differing']:.60}",
+            f"after the same step, ranks have different {found['differing']:.60} in "
+            "their states",
             rule="leave out rank, world size and all that depends on them: one state "
             "fits all ranks",
         )
@@ -248,7 +248,7 @@ def _what_differs(rest: Batches, expected: Batches) -> str:
     again = sorted(set(got) - set(wanted))
     lost = sorted(set(wanted) - set(got))
     if again:
-        return f"repeated: {named(again)}"
+        return f"repeat {named(again)}"
     if lost:
-        return f"never returned: {named(lost)}"
-    return "the steps are not the remaining steps"
+        return f"never return {named(lost)}"
+    return "return the remaining samples in other steps"
