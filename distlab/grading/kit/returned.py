@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from distlab.grading.kit.values import close, expect_values, same_everywhere
+from distlab.grading.kit.values import Suspect, close, expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
 
 _NARROW = (
@@ -46,8 +47,15 @@ def expect_float(returned: list[Any], sentence: str) -> None:
             )
 
 
-def expect_loss(losses: list[float | None], expected: Tensor) -> None:
+def expect_loss(
+    losses: list[float | None],
+    expected: Tensor,
+    what: str = "the returned loss",
+    guesses: Callable[[], Sequence[tuple[str, float]]] = tuple,
+) -> None:
     """What each rank returned must be the loss of the batch.
+
+    `guesses` gives other losses, with what a rank returns then, in words.
 
     Raises:
         NotYetError: it is not.
@@ -77,7 +85,15 @@ def expect_loss(losses: list[float | None], expected: Tensor) -> None:
     expect_values(
         told,
         same_everywhere(expected, n),
-        what="the returned loss",
+        what=what,
+        suspects=lambda: [
+            Suspect(
+                slug="",
+                values=same_everywhere(torch.tensor(guess, dtype=expected.dtype), n),
+                sentence=f"{what} is {words}",
+            )
+            for words, guess in guesses()
+        ],
     )
 
 

@@ -138,7 +138,26 @@ def _fact(
                 return f"wrong {on}: rank {first} has {whose}"
         if missing := what_is_missing(actual[first], expected[first], parts):
             return f"wrong {on}: rank {first} {missing}"
+        if some := _own_in_some(
+            actual[first], expected[first], parts[first], tolerance
+        ):
+            return f"wrong {on}: rank {first} has only its own part in {some}"
     return f"wrong {on}{_where(first, actual[first], expected[first], tolerance)}"
+
+
+def _own_in_some(
+    actual: object, expected: Tensor, own: Tensor, tolerance: float
+) -> str | None:
+    """Say in how many elements a rank has what it has added itself, if in all wrong."""
+    if not isinstance(actual, Tensor) or actual.shape != expected.shape:
+        return None
+    if own.shape != expected.shape:
+        return None
+    got, wanted, part = (t.double().reshape(-1) for t in (actual, expected, own))
+    off = _errors(got, wanted) > tolerance * _scale(expected)
+    if not off.any() or not close(got[off], part[off], tolerance):
+        return None
+    return f"{int(off.sum())} of {len(off)} elements"
 
 
 def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:

@@ -76,7 +76,7 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),
-        what="this rank's contribution to the gradient",
+        what="what accumulate adds to .grad",
     )
     return (
         f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
@@ -96,7 +96,7 @@ def one_microbatch_at_a_time(runs: Runs) -> str | None:
     if worst["peak"] > ROOM * worst["one"]:
         times = worst["peak"] / worst["one"]
         raise NotYetError(
-            f"at the peak autograd keeps {times:.1f} times the activations of one "
+            f"at the peak, autograd keeps {times:.3g} × the activations of one "
             "microbatch",
             slug="graphs-kept",
             evidence=tuple(

@@ -120,7 +120,7 @@ def clipped_once(runs: Runs) -> str | None:
         for rank, value in enumerate(runs.finished(clip_nothing).values):
             if not value["same"]:
                 raise NotYetError(
-                    "in a step whose gradients are all zero the weights changed, on "
+                    "in a step whose gradients are all zero, the weights change on "
                     f"rank {rank}",
                     rule="a gradient of norm 0 isn't longer than max_norm",
                 )
@@ -174,9 +174,9 @@ def _first_wrong_step(run: Run, seed: int) -> NotYetError:
         )
     call = f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}, rank {rank} stepped"
     if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
-        said = f"with the expected norm, {wanted:.4g}, but with other elements"
+        said = f"with a wrong gradient of the right norm, {wanted:.4g}"
     else:
-        said = f"with a gradient of norm {norms[rank]:.4g}: expected {wanted:.4g}"
+        said = f"with a gradient of norm {norms[rank]:.4g}, expected {wanted:.4g}"
     return NotYetError(f"{call} {said}", evidence=tuple(evidence))
 
 
@@ -206,7 +206,7 @@ def norm_before_clipping(runs: Runs) -> str | None:
     told = expect_norms(runs.finished(clip_steps), runs.seed, "clip")
     if runs.world_size == WORLDS[0]:
         # No baseline here trains some of the parameters only.
-        what = "with an optimizer of some parameters the norm of all gradients"
+        what = "where the optimizer has only some parameters, the returned norm"
         freedom = up_to(TOLERANCE)
         expect_like_reference(runs, PART, "norms", what=what, freedom=freedom)
     return told

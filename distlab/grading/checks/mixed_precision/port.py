@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.grading.clause import clause
+from distlab.grading.kit.by_name import listed
 from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.plain_sgd import CountedSGD
 from distlab.grading.kit.torch_group import WORLDS, finished, join
@@ -27,6 +28,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import ranks_in_words
 
 STEPS, CALM = 8, 3  # the first overflow comes after the calm ones
 INIT_SCALE, INTERVAL = 1024.0, 2
@@ -166,9 +168,10 @@ def _expect_types(records: list[dict[str, Any]]) -> None:
         if record["widths"] != ["torch.bfloat16"] * 2:
             wide = record["widths"] == ["torch.float32"] * 2
             raise NotYetError(
-                "the model was computed in float32"
+                f"on rank {rank}, the model ran in float32, expected bfloat16"
                 if wide
-                else f"not one forward pass in bfloat16 on rank {rank}",
+                else f"on rank {rank}, the layers' outputs are "
+                f"{listed(record['widths']) or 'no tensors'}, expected two in bfloat16",
                 slug="autocast-elsewhere" if wide else "",
                 evidence=(evidence,),
                 rule=AUTOCAST,
@@ -187,27 +190,39 @@ def _expect_step(seed: int, records: list[dict[str, Any]], step: int) -> None:
 
     scales = [record["scale"] for record in records]
     known: list[tuple[str, Callable[[int, Tensor], Tensor], str]] = [
-        ("never-unscaled", lambda r, g: g * scales[r], "times the scale"),
-        ("", lambda r, g: g / scales[r], "divided by the scale, never multiplied"),
-        ("unscaled-twice", lambda r, g: g / scales[r] ** 2, "divided by it twice"),
-        ("", lambda _, g: torch.zeros_like(g), "not there: no step was taken"),
+        (
+            "never-unscaled",
+            lambda r, g: g * scales[r],
+            "the gradients are multiplied by the scale, never divided by it",
+        ),
+        (
+            "",
+            lambda r, g: g / scales[r],
+            "the gradients are divided by the scale, but the loss wasn't multiplied",
+        ),
+        (
+            "unscaled-twice",
+            lambda r, g: g / scales[r] ** 2,
+            "the gradients are divided by the scale twice",
+        ),
+        ("", lambda _, g: torch.zeros_like(g), "no weight changes"),
         (
             "gradients-not-zeroed",
             lambda r, _: _piled_up(seed, r, step, scales[r]),
-            "added to those of the previous step",
+            "the gradients are added to those of earlier steps",
         ),
     ]
     expect_values(
         [record["after"] for record in records],
         stepped(lambda _, own: own),
-        what=f"after step {step + 1} the weights",
+        what=f"after step {step + 1}, the weights",
         verb="are",
         tolerance=LOOSE,
         suspects=[
             Suspect(
                 slug=slug,
                 values=stepped(how),
-                sentence=f"step {step + 1} is wrong: its gradients are {words}",
+                sentence=f"in step {step + 1}, {words}",
             )
             for slug, how, words in known
         ],
@@ -236,10 +251,11 @@ def all_or_none_step(runs: Runs) -> str | None:
         if took != [int(culprit is None)] * n:
             raise _wrong_decision(run, step)
         said = [rank[step]["said"] for rank in run.values]
-        if said != [culprit is None] * n:
+        wrong = [word for word in said if word is not (culprit is None)]
+        if wrong:
             raise NotYetError(
                 f"step {step + 1} was {'taken' if culprit is None else 'skipped'}, but "
-                f"with_torch returned {said[0]}",
+                f"with_torch returned {wrong[0]}, expected {culprit is None}",
                 evidence=_told(said, "said"),
                 rule="return whether the optimizer stepped, as True or False",
             )
@@ -256,15 +272,16 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
     words = ["stepped" if count else "skipped" for count in took]
     told = _told(words, "did")
     if culprit is None:
+        odd = next(rank for rank, count in enumerate(took) if count != 1)
         return NotYetError(
-            f"in step {step + 1} the optimizers stepped {took} times, though no "
-            "gradient was inf or nan",
+            f"in step {step + 1}, where no gradient was inf or nan, rank {odd} "
+            f"stepped {took[odd]} times, expected once",
             evidence=told,
         )
-    had = f"rank {culprit} had inf or nan in step {step + 1}"
+    had = f"in step {step + 1}, where rank {culprit}'s gradients had inf or nan,"
     if all(took):
         return NotYetError(
-            f"{had}, and all stepped",
+            f"{had} all ranks stepped, expected none",
             slug="overflow-applied",
             evidence=told,
             rule=SHARED,
@@ -276,22 +293,22 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
     ]
     if spoiled:
         return NotYetError(
-            f"{had} and skipped; rank {spoiled[0]} stepped, and its weights are inf or "
-            "nan now",
+            f"{had} rank {spoiled[0]} stepped, and its weights became inf or nan",
             evidence=told,
         )
     alone = [s for s in (CALM, CALM + 1) if n > 1 and _alone(run, s)]
     if step in alone and len(alone) < 2:
         other = CALM if step > CALM else CALM + 1
         return NotYetError(
-            f"{had} and skipped alone; in step {other + 1}, where rank "
-            f"{_culprit(other, n)} had, it did not skip alone",
+            f"{had} only this rank skipped; in step {other + 1}, where rank "
+            f"{_culprit(other, n)}'s had, not only that rank did",
             evidence=told,
         )
     if step in alone:
-        sentence = f"{had} and skipped alone"
+        sentence = f"{had} only this rank skipped, expected all ranks to"
         return NotYetError(sentence, slug="skips-alone", evidence=told, rule=SHARED)
-    return NotYetError(f"{had}; the optimizers stepped {took} times", evidence=told)
+    stepped = ranks_in_words([rank for rank, count in enumerate(took) if count])
+    return NotYetError(f"{had} {stepped} stepped, expected no rank to", evidence=told)
 
 
 def _took(run: Run, step: int) -> list[int]:
@@ -334,12 +351,28 @@ def same_scale(runs: Runs) -> str | None:
     expected = [scales(n)] * n
     if found == expected:
         return "the scale goes " + ", ".join(f"{scale:g}" for scale in found[0])
-    slug, sentence = "", "the scale is not that of one scaler over all gradients"
+    rank, step = next(
+        (rank, step)
+        for step in range(STEPS)
+        for rank in range(n)
+        if found[rank][step] != expected[rank][step]
+    )
+    had, culprit = "", _culprit(step, n)
+    if culprit is not None:
+        had = f", in which rank {culprit}'s gradients had inf or nan"
+    slug, sentence = (
+        "",
+        (
+            f"after step {step + 1}{had}, the scale is {found[rank][step]:g} on rank "
+            f"{rank}, expected {expected[rank][step]:g}"
+        ),
+    )
     if found == [scales(n, rank) for rank in range(n)]:
         slug = "own-scale-per-rank"
-        sentence = "the ranks skip together, but their scales differ"
+        sentence += ": each rank's scaler only saw its own overflows"
     elif found == [scales(n, moves=False)] * n:
-        sentence = "the scale never changes: was scaler.update() called?"
+        sentence = f"the scale stays {INIT_SCALE:g} in all steps: was scaler.update() "
+        sentence += "called?"
     raise NotYetError(
         sentence,
         slug=slug,

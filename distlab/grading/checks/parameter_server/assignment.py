@@ -121,9 +121,9 @@ def balanced_by_bytes(runs: Runs) -> str | None:
         limit = max(min(loads) + least, largest_first(sizes, num_servers))
         if loads[most] > limit:
             raise NotYetError(
-                f"{call}: server {most} has {loads[most]} bytes, server "
-                f"{loads.index(min(loads))} has {min(loads)}; a tensor of {least} "
-                "could move",
+                f"in {call}, server {most} has {loads[most]} bytes and server "
+                f"{loads.index(min(loads))} has {min(loads)}, although a tensor of "
+                f"{least} could move",
                 slug=_balance_slug(runs),
                 evidence=(
                     Evidence(NOBODY, "returned", str(servers)),

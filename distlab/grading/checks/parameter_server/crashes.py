@@ -21,12 +21,12 @@ from distlab.grading.checks.parameter_server.exactly_once import (
     new_server,
     when,
 )
-from distlab.grading.checks.parameter_server.messages import times
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY, Evidence
 from distlab.sim import CrashPoint
 
 FIRST_LIFE: tuple[Pushed, ...] = ((0, 1), (1, 1))
@@ -108,20 +108,23 @@ def there_after_a_crash(runs: Runs) -> str | None:
         f"the server was killed {wrong['when'] or 'at its start'} and restarted: "
         f"{_facts(wrong)}",
         slug=slug,
+        evidence=_disk(wrong),
         rule=rule,
     )
 
 
 def _facts(wrong: dict[str, Any]) -> str:
-    push, count = named(tuple(wrong["push"])), times(wrong["count"], "time")
+    push, count = named(tuple(wrong["push"])), wrong["count"]
+    there = f"is in the weights {count} times" if count else "is not in the weights"
     if wrong.get("repeated"):
-        return f"{push} was sent again, and the weights have it {count}"
+        return f"{push}, which was sent again, {there}"
     what = "was acknowledged" if wrong["told"] else "had arrived"
-    names = " and ".join(f"{name} ({size} bytes)" for name, size in wrong["disk"])
-    return (
-        f"{push} {what}, and the weights have it {count}; the disk had "
-        f"{names or 'no file'}"
-    )
+    return f"{push}, which {what}, {there}"
+
+
+def _disk(wrong: dict[str, Any]) -> tuple[Evidence, ...]:
+    names = ", ".join(f"{name} ({size} bytes)" for name, size in wrong["disk"])
+    return (Evidence(NOBODY, "disk", names or "no file"),)
 
 
 @clause(
@@ -143,6 +146,7 @@ def there_after_two_crashes(runs: Runs) -> str | None:
             f"the server was killed {wrong['first']}, restarted, and killed "
             f"{wrong['when'] or 'at its start'}: {_facts(wrong)}",
             slug=slug,
+            evidence=_disk(wrong),
             rule=rule,
         )
     record = worked_out(runs, CRASHES).values[0]

@@ -203,12 +203,13 @@ def each_push_once(runs: Runs) -> str | None:
 def _expect_once(push: Pushed, count: int, fact: str) -> None:
     if count > 1:
         raise NotYetError(
-            f"{named(push)} {fact} and was applied {times(count, 'time')}",
+            f"{named(push)} {fact} and was applied {times(count, 'time')}, expected "
+            "once",
             slug="retry-counted",
             rule="the number of a push tells whether it was applied before",
         )
     if not count:
-        raise NotYetError(f"{named(push)} {fact} and was not applied")
+        raise NotYetError(f"{named(push)} {fact} but was not applied")
 
 
 def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
@@ -236,8 +237,8 @@ def expect_all(record: dict[str, Any]) -> None:
             if count != 1:
                 about = (rank, [PUSH, number])
                 raise NotYetError(
-                    f"{setting}{named((rank, number))} was acknowledged, and the "
-                    f"weights have it {times(count, 'time')}",
+                    f"{setting}{named((rank, number))} was acknowledged, and it is in "
+                    f"the weights {times(count, 'time')}, expected once",
                     evidence=last_rows(
                         [
                             row
@@ -332,12 +333,12 @@ def in_the_log_first(runs: Runs) -> str | None:
         return "at every crash, with all that can be left of what was not synced"
     if wrong["is_full"]:
         raise NotYetError(
-            f'the disk was full in {named(wrong["push"])}, and the reply was "ok": '
+            f'the disk was full in {named(wrong["push"])}, but the reply was "ok" and '
             "the log lacks that push"
         )
     raise NotYetError(
-        f"the server was killed {wrong['when']}, when it had acknowledged "
-        f"{named(wrong['push'])}: the log lacks that push",
+        f"the server was killed {wrong['when']}, and the log lacks "
+        f"{named(wrong['push'])}, which it had acknowledged",
         slug="acknowledged-before-sync",
         rule="append, sync, and only then return",
     )

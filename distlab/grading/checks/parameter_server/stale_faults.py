@@ -111,11 +111,11 @@ def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
         rule = "an asynchronous server waits for no other push"
     elif there < n and close(found, _moved(before, row.request[2], there)):
         slug = "divided-by-those-left"
-    gone = f"; {_gone(model)}; n stays {n}" if model.away else ""
+    gone = f", where {_gone(model)} and n stays {n}" if model.away else ""
     now, expected = beside(found, model.weights)
     return NotYetError(
-        f"lr = {LR}: worker {row.peer} pushed {shown(row.request[2])} to "
-        f"weights {shown(before)}; they are now {now}, expected {expected}{gone}",
+        f"after worker {row.peer}'s push of {shown(row.request[2], 3)} with lr {LR}"
+        f"{gone}, the weights are {now}, expected {expected}",
         slug=slug,
         rule=rule,
         played=n,
@@ -141,15 +141,15 @@ def _wrong_time(
 ) -> NotYetError:
     number, is_early = one.row.request[1], one.expected is None
     own = (one.row.state or {}).get("clocks", model.clocks)
-    is_other = f"; your self.clocks are {_spaced(own)}" if own != model.clocks else ""
+    is_other = f" (you have {_spaced(own)})" if own != model.clocks else ""
     gone = _gone(model)
     present, model.away = model.slowest(), set()
     blocks = model.slowest() < present and number > model.slowest() + model.limit
     late_slug = "gone-still-counted" if blocks else ""
     return NotYetError(
-        f"bound {model.bound}: {setting}worker {one.row.peer} pulled after "
-        f"{times(number, 'push')} and was {'' if is_early else 'not '}answered; the "
-        f"clocks are {_spaced(model.clocks)}{', ' * bool(gone)}{gone}{is_other}",
+        f"{setting}with bound {model.bound} and clocks {_spaced(model.clocks)}"
+        f"{is_other}{', where ' * bool(gone)}{gone}, worker {one.row.peer}'s pull "
+        f"after {times(number, 'push')} was {'' if is_early else 'not '}answered",
         slug="pull-ahead" if is_early else late_slug,
         evidence=(
             start(model.num_workers),

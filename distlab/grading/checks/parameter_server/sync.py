@@ -143,22 +143,22 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
     found, expected = beside(values, after(n, done))
     message = (
-        f"{times(n, 'worker')}, after step {done}: weights {found}, expected {expected}"
+        f"after step {done} of {times(n, 'worker')}, the weights are {found}, "
+        f"expected {expected}"
     )
     slug, rule = "", ""
     if partly == 1 and done and close(values, _with_kept(n, done, pushes)):
         message = (
             f"the first push of step {done + 1} changed the weights to "
-            f"{shown(values)}: expected {expected}, as before that step"
+            f"{shown(values)}, expected {expected} as before that step"
         )
         rule = f"the gradients of step {done} are still kept: forget them"
     elif partly:
         slug = "first-push-steps"
         rule = "the step is taken when the last of the n gradients has arrived"
         message = (
-            f"only {times(partly, 'worker')} of {n} had pushed for step {done + 1}, "
-            f"and the weights are {shown(values)}: expected {expected}, as before "
-            "that step"
+            f"after only {partly} of {n} workers have pushed for step {done + 1}, the "
+            f"weights are {shown(values)}, expected {expected} as before"
         )
     elif n > 1 and done == 1 and close(values, after(n, 1, factor=n)):
         slug, rule = "sum-not-mean", "the mean is the sum divided by n"
@@ -186,7 +186,7 @@ def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
     pushed = {row.peer for row in before if row.request[:2] == [PUSH, number]}
     was = "was answered" if one.expected is None else "was not answered"
     message = (
-        f"a pull after push {number} {was}, and {times(len(pushed), 'worker')} of {n} "
+        f"a pull after push {number} {was} when {len(pushed)} of {times(n, 'worker')} "
         f"had made push {number}"
     )
     return NotYetError(

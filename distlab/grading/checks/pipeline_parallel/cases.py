@@ -25,7 +25,7 @@ from distlab.grading.checks.pipeline_parallel.clock import (
     one_at_a_time,
     unlike_orders,
 )
-from distlab.grading.checks.pipeline_parallel.losses import WatchedLosses
+from distlab.grading.checks.pipeline_parallel.losses import WatchedLosses, wrong_losses
 from distlab.grading.checks.pipeline_parallel.race import CountedStage, Meter
 from distlab.grading.checks.pipeline_parallel.unusual import (
     nan_once,
@@ -57,6 +57,11 @@ class ScheduleCase:
     schedules: Schedules
     before: float = 0.0
     loss_fn: LossFn = loss_of
+
+    @property
+    def said(self) -> str:
+        """How a headline about it begins."""
+        return f"with {self.name},"
 
     def batches(self, seed: int) -> list[tuple[Tensor, Tensor]]:
         """The microbatches."""
@@ -228,6 +233,13 @@ def gradients(case: ScheduleCase, seed: int, n: int) -> tuple[list[Tensor], Tens
     )
 
 
+def guesses_of(case: ScheduleCase, seed: int, n: int) -> list[tuple[str, float]]:
+    """Wrong losses of a batch, in words."""
+    model = nn.Sequential(*unusual_stages(seed, n * case.num_chunks))
+    with torch.no_grad():
+        return wrong_losses([case.loss_fn(model(x), y) for x, y in case.batches(seed)])
+
+
 @lru_cache(maxsize=64)
 def _gradients(
     seed: int,
@@ -263,7 +275,7 @@ def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
         return Suspect(
             slug="last-microbatch-only",
             values=weighted(*(0.0,) * (m - 1), weight),
-            sentence=f"{case.name}: the gradients are those of the last microbatch "
+            sentence=f"{case.said} the gradients are those of the last microbatch "
             "alone",
             rule="backward() adds to .grad: let it accumulate over the microbatches",
         )
@@ -272,14 +284,14 @@ def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
         Suspect(
             slug="microbatches-summed",
             values=weighted(*(1.0,) * m),
-            sentence=f"{case.name}: the gradients are the sum of the {m} microbatches' "
+            sentence=f"{case.said} the gradients are the sum of the {m} microbatches' "
             "mean gradients, never divided",
             rule="weight each microbatch by its samples / all samples",
         ),
         Suspect(
             slug="mean-of-microbatches",
             values=weighted(*(1.0 / m,) * m),
-            sentence=f"{case.name}: each microbatch has the weight 1/{m}, but the last "
+            sentence=f"{case.said} each microbatch has the weight 1/{m}, but the last "
             f"one has {case.sizes[-1]} of {sum(case.sizes)} samples",
             rule="weight each microbatch by its samples / all samples",
         ),
@@ -298,7 +310,7 @@ def _backward_in_two(case: ScheduleCase, grown: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="weight-gradients-missing",
             values=[torch.full_like(gradient, case.before) for gradient in grown],
-            sentence=f"{case.name}: gradients go from stage to stage, but nothing was "
+            sentence=f"{case.said} gradients go from stage to stage, but nothing was "
             "added to any .grad",
             rule="backward has two results: the gradient of the input, to be sent, and "
             "those of the weights, to be added up",
@@ -306,7 +318,7 @@ def _backward_in_two(case: ScheduleCase, grown: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="backward-twice",
             values=[case.before + (1 + (r > 0)) * g for r, g in enumerate(grown)],
-            sentence=f"{case.name}: all stages but the first add their gradients twice",
+            sentence=f"{case.said} all stages but the first add their gradients twice",
             rule="each backward() adds to every .grad it reaches: name the tensors "
             "that need gradients, torch.autograd.grad(output, x, gradient)",
         ),
@@ -324,14 +336,14 @@ def expect_gradients(case: ScheduleCase, actual: list[Tensor], seed: int) -> flo
     expected = [case.before + gradient for gradient in grown]
     if case.before and all_close(actual, grown, ROUNDED):
         raise NotYetError(
-            f"{case.name}: the gradients are right, but what was in .grad before is "
+            f"{case.said} the gradients are right, but what was in .grad before is "
             "lost",
             rule="add to .grad; only the caller sets it to zero",
         )
     expect_values(
         actual,
         expected,
-        what=f"{case.name}: what is in the .grad of the stage",
+        what=f"{case.said} the .grad of the stage",
         tolerance=ROUNDED,
         suspects=partial(_suspects, seed, n, case),
     )
@@ -373,7 +385,7 @@ def _in_words(error: NotYetError, cases: Cases) -> NotYetError:
     stopped = error.kind in ("DEADLOCK", "TIME")
     if stopped or error.slug in ("raised", "input-without-grad"):
         begun = reports_made(run)
-        name = f"{cases(run.world_size)[begun - 1].name}: " if begun else ""
+        name = f"with {cases(run.world_size)[begun - 1].name}, " if begun else ""
         error = error.but(message=f"{name}{error.message}")
     return error
 

@@ -12,6 +12,7 @@ from distlab.grading.checks.pipeline_parallel.cases import (
     expect_gradients,
     finished,
     gradients,
+    guesses_of,
     run_cases,
 )
 from distlab.grading.checks.pipeline_parallel.losses import (
@@ -61,7 +62,13 @@ def loss_on_every_rank(runs: Runs) -> str | None:
     n, seed = runs.world_size, runs.seed
     for number, case in enumerate(all_cases(n)):
         loss = gradients(case, seed, n)[1]
-        expect_loss([value[number]["loss"] for value in run.values], loss)
+        expect_loss(
+            [value[number]["loss"] for value in run.values],
+            loss,
+            f"the loss returned with {case.name} and microbatches of "
+            f"{', '.join(map(str, case.sizes))} samples",
+            partial(guesses_of, case, seed, n),
+        )
     expect_no_loss_kept(runs, run)
     return None
 

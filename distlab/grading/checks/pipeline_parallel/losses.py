@@ -137,7 +137,7 @@ def expect_no_graph_in_the_loss(
         return
     name, file, line = look() or ("the sum or list of losses", "", 0)
     raise NotYetError(
-        f"{case.name}: only rank {len(over) - 1}, which has the loss, keeps more "
+        f"with {case.name}, only rank {len(over) - 1}, which has the loss, keeps more "
         f"microbatches than are in flight: {name} holds every graph",
         slug="loss-holds-graph",
         evidence=tuple(
@@ -151,3 +151,13 @@ def expect_no_graph_in_the_loss(
         ),
         rule="add up the loss's value: output.detach(), or float(output)",
     )
+
+
+def wrong_losses(losses: Sequence[Tensor]) -> list[tuple[str, float]]:
+    """What else may come of the microbatches' losses, in words."""
+    values = [float(loss) for loss in losses]
+    return [
+        ("that of the last microbatch only", values[-1]),
+        ("the sum over the microbatches", sum(values)),
+        ("the mean over microbatches, not over samples", sum(values) / len(values)),
+    ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.given.pipeline import LossFn
+from distlab.grading.checks.pipeline_parallel.losses import wrong_losses
 from distlab.grading.checks.pipeline_parallel.unusual import unusual_stages
 from distlab.grading.clause import clause
 from distlab.grading.kit.flat import gradients_of
@@ -169,14 +170,14 @@ def gradients_of_one_process(runs: Runs) -> str | None:
         (
             "",
             1 / m,
-            f"the gradients are 1/{m} of the expected ones: divided by the {m} "
-            "microbatches twice",
+            f"the gradients are 1/{m} of the expected ones: they were divided by the "
+            f"{m} microbatches twice",
             "a schedule divides by the microbatches; the loss is a plain mean",
         ),
         (
             "",
             0.0,
-            "there are no gradients: no backward ran",
+            "no stage has gradients, so no backward ran",
             "a schedule with a loss_fn, and step with the target on the last rank",
         ),
     ]
@@ -202,15 +203,32 @@ def gradients_of_one_process(runs: Runs) -> str | None:
 def loss_everywhere(runs: Runs) -> str | None:
     """What each rank returned."""
     run = finished(runs, ported_pipeline)
-    loss = one_process(runs.seed, runs.world_size)[1]
-    expect_loss([value["loss"] for value in run.values], loss)
+    n = runs.world_size
+    loss, m = one_process(runs.seed, n)[1], num_microbatches(n)
+    expect_loss(
+        [value["loss"] for value in run.values],
+        loss,
+        f"the returned loss of {m} microbatches",
+        lambda: wrong_losses(_losses(runs.seed, n)),
+    )
     if runs.world_size == WITH_NAN:
         expect_values(
             [torch.tensor(_number(value["nan"]["loss"])) for value in run.values],
             same_everywhere(torch.tensor(torch.nan), WITH_NAN),
-            what="the returned loss, where that of the first microbatch is nan,",
+            what="where the first microbatch's loss is nan, the returned loss",
         )
     return None
+
+
+def _losses(seed: int, n: int) -> list[Tensor]:
+    """Of each microbatch."""
+    model = nn.Sequential(*unusual_stages(seed, n, turned=False))
+    inputs, targets = make_batch(seed, 0, PER_MICROBATCH * num_microbatches(n))
+    parts = zip(
+        inputs.split(PER_MICROBATCH), targets.split(PER_MICROBATCH), strict=True
+    )
+    with torch.no_grad():
+        return [loss_of(model(part), wanted) for part, wanted in parts]
 
 
 def _number(loss: float | None) -> float:
@@ -228,8 +246,8 @@ def few_in_flight(runs: Runs) -> str | None:
     peaks = [_peak(order) for order in orders]
     if any(peak > n - rank for rank, peak in enumerate(peaks)):
         raise NotYetError(
-            f"up to {max(peaks)} of {m} microbatches are in flight on a rank; 1F1B "
-            f"has {n} on rank 0, and one fewer on each rank after it",
+            f"up to {max(peaks)} of {m} microbatches are in flight on a rank, expected "
+            f"at most {n}, as in 1F1B on rank 0",
             slug="gpipe-in-disguise" if peaks == [m] * n else "",
             evidence=[
                 (

@@ -243,9 +243,10 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
         expect_values(
             sums.after,
             same_everywhere(sums.total, sums.n),
-            what=f"after {name} {what}",
+            what=f"after {name}, {what}",
             tolerance=1e-12,
             suspects=_wrong_sums(sums),
+            parts=sums.before,
         )
     except NotYetError as failure:
         if failure.slug or not counts or all(map(counts.right, counts.after)):
@@ -318,13 +319,13 @@ def _wrong_sums(sums: Sums) -> list[Suspect]:
         Suspect(
             slug="mean-not-sum",
             values=same_everywhere(sums.total / n, n),
-            sentence=f"every rank has the mean, not the sum: divided by {n}",
+            sentence="every rank has the mean, not the sum",
             rule="divide with average=True only",
         ),
         Suspect(
             slug="",
             values=same_everywhere(first, n),
-            sentence="every rank has rank 0's tensor: nothing was added to it",
+            sentence="every rank has rank 0's tensor, to which nothing was added",
             rule=ADD,
         ),
     ]
@@ -337,16 +338,16 @@ def mean_mistakes(sums: Sums) -> list[Suspect]:
         Suspect(
             slug="sum-not-mean",
             values=same_everywhere(sums.total, n),
-            sentence="with average=True every rank has the sum: it was not divided",
+            sentence="with average=True, every rank has the sum, not the mean",
         ),
         Suspect(
             slug="hard-coded-two",
             values=same_everywhere(sums.total / 2, n),
-            sentence=f"with average=True the sum is divided by 2; there are {n} ranks",
+            sentence=f"with average=True on {n} ranks, the sum is divided by 2",
         ),
         Suspect(
             slug="divided-twice",
             values=same_everywhere(sums.total / n**2, n),
-            sentence=f"with average=True the sum is divided by {n} twice",
+            sentence=f"with average=True, the sum is divided by {n} twice",
         ),
     ]

@@ -150,7 +150,8 @@ def _expect_no_refusal(run: Run) -> None:
     for record, value in zip(run.ranks, run.values, strict=True):
         if value["raised"]:
             raise NotYetError(
-                f"a sum of integers: rank {record.rank} raises {value['raised']}",
+                f"all_reduce of integers without average=True raises "
+                f"{value['raised']} on rank {record.rank}, expected the sum",
                 rule="int64 can be summed; only its mean is not an int64",
             )
 
@@ -181,25 +182,24 @@ def _expect_refusal(run: Run) -> None:
     rule = "look at tensor.is_floating_point() before anything is sent"
     for record, value in zip(run.ranks, run.values, strict=True):
         dtype = str(value["before"].dtype).removeprefix("torch.")
-        what = f"the mean of {dtype} on {run.world_size} ranks"
-        what += ", without elements" * (not value["before"].numel())
-        what += ": all_reduce raises"
+        what = "all_reduce with average=True of a"
+        what += "n empty" * (not value["before"].numel()) + f" {dtype} tensor"
         if value["raised"] != "ValueError":
             raise NotYetError(
-                f"{what} {value['raised'] or 'nothing'}",
+                f"{what} raises {value['raised'] or 'nothing'}, expected a ValueError",
                 slug="whole-numbers-averaged",
                 rule=rule,
             )
         if record.calls():
             raise NotYetError(
-                f"{what} ValueError, but only after rank {record.rank} has sent "
+                f"{what} raises ValueError only after rank {record.rank} has sent "
                 f"{record.messages:.0f} messages",
                 evidence=calls_of_each(run),
                 rule=rule,
             )
         if not torch.equal(value["after"], value["before"]):
             raise NotYetError(
-                f"{what} ValueError, but rank {record.rank}'s tensor has changed",
+                f"{what} raises ValueError, but changes rank {record.rank}'s tensor",
                 rule=rule,
             )
 
@@ -211,7 +211,8 @@ def _expect_mean(run: Run) -> None:
     expect_values(
         sums.after,
         same_everywhere(sums.total / n, n),
-        what="with average=True the tensor" + " (float32)" * is_single,
+        what="after all_reduce with average=True, the tensor"
+        + " (float32)" * is_single,
         tolerance=SINGLE if is_single else 1e-12,
         suspects=mean_mistakes(sums),
         rule="the mean is the sum divided by the number of ranks, once",

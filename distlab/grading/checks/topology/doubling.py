@@ -110,8 +110,9 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
             total = same_everywhere(sum_of(before), n)
             if count == COUNTS[0] and not all_close(after, total):
                 _expect_sum_beside(name, before, after)
-            expect_own_memory(run, told, f"{name}, {told_of(count)}:")
-            what = f"{name}, {told_of(count)}: the tensor"
+            what = f"{name} of {told_of(count)} on {n} ranks"
+            expect_own_memory(run, told, what)
+            what = f"after {what}, the tensor"
             expect_values(
                 after,
                 total,
@@ -142,7 +143,8 @@ def _expect_sum_beside(
     if size < n and len(served) == size and unchanged:
         numbers = " and ".join(map(str, others))
         raise NotYetError(
-            f"{name}, {n} ranks: ranks without a partner, {numbers}, never get the sum",
+            f"in {name} on {n} ranks, those without a partner ({numbers}) never get "
+            "the sum",
             slug="ranks-beyond-the-power",
             rule="the rank that added their tensor sends them the sum at the end",
         )
@@ -158,7 +160,8 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
         Suspect(
             slug="ranks-beyond-the-power",
             values=[sum_of(before[:size])] * size + before[size:],
-            sentence=f"{name}: ranks from {size} on are missing from the sum",
+            sentence=f"in {name} on {n} ranks, ranks from {size} on are missing from "
+            "the sum",
             rule="a rank without a partner first sends its tensor; it receives the sum",
         )
     ]
@@ -186,8 +189,8 @@ def in_so_few_rounds(runs: Runs) -> str | None:
         enough = doubling_rounds(n)
         if needed > enough + 1e-6:
             raise NotYetError(
-                f"{n} simulated ranks: recursive_doubling takes {needed:.3g} rounds, "
-                f"where {enough} are enough",
+                f"on {n} simulated ranks, recursive_doubling takes {needed:.3g} "
+                f"rounds, expected {enough}",
                 slug="too-many-rounds",
                 rule="in each round a rank exchanges its partial sum with one partner",
             )
@@ -220,7 +223,7 @@ def with_so_few_messages(runs: Runs) -> str | None:
 def _expect_right(name: str, told: Sequence[dict[str, Any]], rule: str) -> None:
     if not all(value["is_right"] for value in told):
         raise NotYetError(
-            f"{len(told)} simulated ranks: {name} gives a wrong sum", rule=rule
+            f"on {len(told)} simulated ranks, {name} gives a wrong sum", rule=rule
         )
 
 
@@ -231,8 +234,8 @@ def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
     sent = [value["messages"] for value in told]
     if max(sent) > most:
         raise NotYetError(
-            f"{n} {kind}ranks: rank {sent.index(max(sent))} sends {max(sent)} messages "
-            f"in halving_doubling, where {most} are enough",
+            f"on {n} {kind}ranks, rank {sent.index(max(sent))} sends {max(sent)} "
+            f"messages in halving_doubling, expected at most {most}",
             slug="too-many-rounds",
             evidence=_by_rank(sent, "messages", most),
             rule="halving takes log2 n messages, and doubling as many",
@@ -256,8 +259,8 @@ def with_so_few_bytes(runs: Runs) -> str | None:
     sent = [value["bytes"] for value in told]
     if max(sent) > most:
         raise NotYetError(
-            f"{n} ranks, {count * ITEM} bytes: rank {sent.index(max(sent))} sends "
-            f"{max(sent)} bytes in halving_doubling, where {most} are enough",
+            f"in halving_doubling of {count * ITEM} bytes on {n} ranks, rank "
+            f"{sent.index(max(sent))} sends {max(sent)} bytes, expected at most {most}",
             slug="whole-tensor-every-step",
             evidence=_by_rank(sent, "bytes", most),
             rule="send half of the remaining slice each round: S / 2, S / 4, S / 8 …",

@@ -131,7 +131,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
     every: list[tuple[str, str, Form]] = [
         (
             "not-seconds",
-            "has the wrong unit: use seconds, bytes and bytes per second",
+            "is in another unit than seconds",
             lambda n, size, link, f=factor: f * right(n, size, link),  # type: ignore[misc]
         )
         for factor in (1e3, 1e6, 1e9)
@@ -232,7 +232,8 @@ def _wrong(
     (n, size, _), first, wanted = rows[0]
     sentence = sentence or f"is {first:.4g} s, expected {wanted:.4g} s"
     return NotYetError(
-        f"{n} ranks, {size:,} bytes: the estimate for {name} {sentence}",
+        f"with {n} rank{'s' * (n != 1)} and {size:,} bytes, the estimate for {name} "
+        f"{sentence}",
         slug=slug,
         evidence=[
             (

@@ -17,7 +17,7 @@ from torch import Tensor
 from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import Lent, expect_own_memory, lend
-from distlab.grading.kit.messages import expect_messages, numbers
+from distlab.grading.kit.messages import expect_messages, numbers, reports_made
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -27,7 +27,7 @@ from distlab.grading.kit.values import (
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
 
@@ -82,7 +82,7 @@ def told_of(count: int) -> str:
     kinds = {
         1: "a tensor of no dimension",
         TABLE: "a matrix of int64",
-        NOT_FINITE: "rank 0 has an inf and a nan, rank 1 zeros",
+        NOT_FINITE: "a tensor with inf and nan on rank 0 and zeros on rank 1",
     }
     return kinds.get(count, f"{count} elements")
 
@@ -123,6 +123,7 @@ def over_nodes(
     found = []
     played = settings(context.world_size, of_one_size)
     for number, (nodes, count) in enumerate(played):
+        context.report(named(nodes))
         found.append(_once(context, unit, seed + number, nodes, count))
     return found
 
@@ -187,13 +188,14 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="nodes-never-meet",
             values=own,
-            sentence=f"nodes {named(nodes)}: each node has only the sum of its ranks",
+            sentence=f"on nodes {named(nodes)}, each rank has only the sum of its "
+            "own node",
             rule="after the intra-node stage comes the inter-node all-reduce",
         ),
         Suspect(
             slug="not-in-place",
             values=before,
-            sentence=f"nodes {named(nodes)}: the argument is unchanged",
+            sentence=f"on nodes {named(nodes)}, the caller's tensor is unchanged",
             rule="write into the argument; the caller does not see copies",
         ),
     ]
@@ -204,8 +206,8 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
             Suspect(
                 slug="summed-twice",
                 values=same_everywhere(k * total, len(before)),
-                sentence=f"nodes {named(nodes)}: expected the sum, got {k} times the "
-                "sum: two intra-node stages add",
+                sentence=f"on nodes {named(nodes)}, every rank has {k} × the sum: two "
+                "intra-node stages add",
                 rule="the last stage copies, and adds nothing",
             )
         )
@@ -237,8 +239,21 @@ def _only_own_chunks(nodes: Nodes, before: list[Tensor], after: list[Tensor]) ->
     )
 
 
+def _finished(runs: Runs, of_one_size: bool) -> Run:
+    """The run; if it failed, with the nodes on which it did."""
+    try:
+        return runs.finished(over_nodes, of_one_size=of_one_size)
+    except NotYetError as failure:
+        begun = reports_made(failure.run) if failure.run else 0
+        if not begun:
+            raise
+        nodes = settings(runs.world_size, of_one_size)[begun - 1][0]
+        message = f"on nodes {named(nodes)}, {failure.message}"
+        raise failure.but(message=message) from failure
+
+
 def _judge(of_one_size: bool, runs: Runs) -> None:
-    run = runs.finished(over_nodes, of_one_size=of_one_size)
+    run = _finished(runs, of_one_size)
     expect_messages(run, "a sum over the ranks needs messages")
     n = runs.world_size
     for number, (nodes, count) in enumerate(settings(n, of_one_size)):
@@ -248,14 +263,14 @@ def _judge(of_one_size: bool, runs: Runs) -> None:
         total = same_everywhere(sum_of(before), n)
         if count == COUNT and _only_own_chunks(nodes, before, after):
             raise NotYetError(
-                f"nodes {named(nodes)}: each chunk is correct only on the ranks of its "
-                "rail",
+                f"on nodes {named(nodes)}, each chunk is right only on the ranks of "
+                "its rail",
                 slug="way-back-missing",
                 rule="in the last stage, a rank sends its chunk to its node's ranks",
             )
-        where = f"nodes {named(nodes)}, {told_of(count)}"
-        expect_own_memory(run, told, f"hierarchical, {where}:")
-        what = f"{where}: the tensor"
+        what = f"hierarchical of {told_of(count)} on nodes {named(nodes)}"
+        expect_own_memory(run, told, what)
+        what = f"after {what}, the tensor"
         expect_values(
             after,
             total,
