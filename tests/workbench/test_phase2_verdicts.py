@@ -49,7 +49,7 @@ def test_the_schedule_that_failed_is_named(
     found = failure(cluster, tmp_path, name)
     entry = catalogue()[name]
     assert (found.id, found.slug) == (entry.clause, entry.slug)
-    assert found.message.startswith(f"{schedule}: ")
+    assert schedule in found.message.partition(",")[0]
 
 
 @pytest.mark.slow
@@ -73,7 +73,8 @@ def test_a_schedule_that_stops_on_simulated_ranks_only_is_named(
     found = verdict.first_failure()
     assert found is not None
     assert found.id == "C1"
-    assert found.message.startswith("1F1B: on 4 ")
+    assert "1F1B" in found.message.partition(",")[0]
+    assert "on 4 " in found.message
 
 
 def test_an_error_is_the_clauses_whose_part_raised_it(

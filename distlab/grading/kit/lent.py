@@ -54,8 +54,8 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
     moved = [rank for rank, value in enumerate(values) if value["moved"]]
     if moved:
         raise NotYetError(
-            f"after {name} rank {moved[0]}'s tensor has other memory: the tensor that "
-            "it is a part of keeps the old values",
+            f"after {name}, rank {moved[0]}'s tensor has other memory, and the caller's "
+            "larger tensor keeps the old values",
             slug="not-in-place",
             evidence=[
                 (rank, "moved", "tensor.data_ptr() has changed") for rank in moved
@@ -65,8 +65,8 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
     written = [rank for rank, value in enumerate(values) if not value["beside"]]
     if written:
         raise NotYetError(
-            f"{name} writes beside the elements of rank {written[0]}'s tensor: they "
-            "are a part of a larger one",
+            f"{name} writes beside the elements of rank {written[0]}'s tensor, which "
+            "is a part of a larger one",
             evidence=[
                 (rank, "written", "memory of other elements") for rank in written
             ],

@@ -119,10 +119,12 @@ def _step(
         except (AssertionError, AttributeError, RuntimeError) as error:
             twice, own = twice_in(error, model), is_raised_in(error, "mark_ready")
             if flaw := flaw_of(events, buckets, marked, twice, own):
-                return {"events": events, "flaw": flaw + SECOND * turn}
+                unsent = bool(via and flaw == unsent_in(events, buckets))
+                aside = SECOND if turn else OTHER_ORDER * unsent
+                return {"events": events, "flaw": flaw + aside}
             raise
         if via and (flaw := unsent_in(events, buckets)):
-            return {"events": events, "flaw": flaw + OTHER_ORDER}
+            return {"events": events, "flaw": flaw + (SECOND if turn else OTHER_ORDER)}
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
     flat = torch.cat([gradient.reshape(-1) for gradient in found])

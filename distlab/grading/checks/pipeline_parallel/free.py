@@ -238,8 +238,10 @@ def nothing_is_kept(runs: Runs) -> str | None:
         ]
         if any(p > w for p, w in zip(peaks, wanted, strict=True)):
             total = len(case.sizes) * case.num_chunks
+            over = next(rank for rank, w in enumerate(wanted) if peaks[rank] > w)
             raise NotYetError(
-                f"{case.name}: more microbatches are kept than are in flight",
+                f"{case.said} rank {over} keeps {peaks[over]} microbatches, expected "
+                f"{wanted[over]}, as many as are in flight",
                 slug="activations-kept" if set(peaks) == {total} else "",
                 evidence=[
                     (

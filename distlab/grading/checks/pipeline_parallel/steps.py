@@ -156,8 +156,8 @@ def _expect_one_forward(case: ScheduleCase, runs: list[int]) -> None:
     enough = len(case.sizes) * case.num_chunks
     if max(runs) > enough:
         raise NotYetError(
-            f"{case.name}: a stage of rank {runs.index(max(runs))} runs {max(runs)} "
-            f"times, where {enough} are enough",
+            f"{case.said} a stage of rank {runs.index(max(runs))} runs {max(runs)} "
+            f"times, expected {enough}",
             slug="stage-runs-again",
             evidence=[
                 (rank, "runs", f"{count} forwards") for rank, count in enumerate(runs)

@@ -35,7 +35,7 @@ MOST = 6 * TOKENS  # elements that a rank may send: twice what three all_reduces
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
 LOGITS = {
     "small": "",
-    "large": f" where logits are {LARGE:.0f} and more",
+    "large": " where logits are in the thousands",
     "masked": " where one rank's logits of a token are all -inf",
 }
 """The kinds of logits, with what a headline says of them: the small are usual ones."""

@@ -88,7 +88,7 @@ def _judge(clause_id: str, runs: Runs) -> str:
         for size, name in zip(SIZES, row, strict=True):
             if name not in NAMES:
                 raise NotYetError(
-                    f"{nodes.setting}, {_size(size)}: choose returns {name!r}",
+                    f"for {_size(size)} on {nodes.setting}, choose returns {name!r}",
                     rule=f"return one of {', '.join(NAMES)}",
                 )
             seconds = nodes.seconds(size)
@@ -110,8 +110,8 @@ def _slow(
     factor, nodes, size, name = slow[0]
     slug, words = _mistake(kinds, rows)
     return NotYetError(
-        f"{nodes.setting}, {_size(size)}: {name} takes {factor:.1f} times as long as "
-        f"the fastest{words}",
+        f"for {_size(size)} on {nodes.setting}, choose returns {name}, which takes "
+        f"{factor:.3g} × as long as the fastest{words}",
         slug=slug,
         evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
         rule="estimate the time of each algorithm there, and return the smallest",

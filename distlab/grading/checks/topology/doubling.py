@@ -102,7 +102,7 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
     n = runs.world_size
     for name in NAMES:
         sent = [value[name][0]["messages"] for value in run.values]
-        expect_sent(run, sent, f"{name}: a sum over the ranks needs messages")
+        expect_sent(run, sent, f"in {name}, a sum over the ranks needs messages")
         for number, count in enumerate(COUNTS):
             told = [value[name][number] for value in run.values]
             before = [part["before"] for part in told]

@@ -58,11 +58,11 @@ def few_bytes_inter_node(runs: Runs) -> str | None:
     with judged_after(every_rank_has_the_sum, runs, "C1"):
         if not all(value["is_right"] for value in told):
             raise NotYetError(
-                f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}: the sum is wrong",
+                f"on nodes of {MANY_IN_NODE} simulated ranks, the sum is wrong",
                 rule="trace a node of more than two ranks by hand",
             )
     if max(sent) > most:
-        where = f"{MANY} simulated ranks on nodes of {MANY_IN_NODE}"
+        where = f"of {MANY_IN_NODE} simulated ranks"
         raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
     flat = 2 * (MANY - 1) * 2 * ITEM  # last rank of a node, in a ring over all ranks
     return (
@@ -77,13 +77,14 @@ def _too_much(
     busy = [rank for rank, amount in enumerate(sent) if amount > most]
     slug, words = "", ""
     if num_rails > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
-        slug, words = "leader-carries-all", ": the other ranks of its node send nothing"
+        slug = "leader-carries-all"
+        words = ": the other ranks of its node send none"
     elif num_rails > 1 and len(busy) == len(sent):
         slug = "whole-tensor-inter-node" if max(sent) > 0.9 * num_bytes else ""
         words = ", and so do all other ranks" if slug else ""
     return NotYetError(
-        f"nodes {where}: rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, where "
-        f"{most} are enough{words}",
+        f"on nodes {where}, rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, "
+        f"expected at most {most}{words}",
         slug=slug,
         evidence=[
             (
@@ -113,8 +114,8 @@ def few_bytes_intra_node(runs: Runs) -> str | None:
         if max(sent) > most:
             rank = sent.index(max(sent))
             raise NotYetError(
-                f"nodes {named(nodes)}: rank {rank} sends {max(sent)} bytes "
-                f"intra-node, where {most} are enough",
+                f"on nodes {named(nodes)}, rank {rank} sends {max(sent)} bytes "
+                f"intra-node, expected at most {most}",
                 slug="whole-tensor-intra-node",
                 evidence=[
                     (
