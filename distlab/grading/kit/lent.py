@@ -54,8 +54,8 @@ def expect_own_memory(run: Run, values: list[dict[str, Any]], name: str) -> None
     moved = [rank for rank, value in enumerate(values) if value["moved"]]
     if moved:
         raise NotYetError(
-            f"after {name}, rank {moved[0]}'s tensor has other memory, and the caller's "
-            "larger tensor keeps the old values",
+            f"after {name}, rank {moved[0]}'s tensor has other memory; the memory that "
+            "the caller gave it keeps the old values",
             slug="not-in-place",
             evidence=[
                 (rank, "moved", "tensor.data_ptr() has changed") for rank in moved
