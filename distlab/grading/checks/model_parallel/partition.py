@@ -82,7 +82,7 @@ def _cuts(runs: Runs) -> Iterator[tuple[Costs, int, list[list[int]]]]:
     for (costs, num_stages), stages in zip(models(runs.seed), found, strict=True):
         if isinstance(stages, str):
             raise NotYetError(
-                f"{_setting(costs, num_stages)}: partition {stages}",
+                f"{_setting(costs, num_stages)} partition {stages}",
                 rule="return a list with one list of layer indices per stage",
                 fatal=True,
             )
@@ -96,7 +96,7 @@ def every_layer_has_its_stage(runs: Runs) -> str | None:
         flaw, slug = _flaw(costs, num_stages, stages)
         if flaw:
             raise NotYetError(
-                f"{_setting(costs, num_stages)}: {flaw}",
+                f"{_setting(costs, num_stages)} {flaw}",
                 slug=slug,
                 evidence=_table(costs, stages),
                 rule=ENDS if slug else "",
@@ -109,7 +109,7 @@ def _flaw(costs: Costs, num_stages: int, stages: list[list[int]]) -> tuple[str, 
     placed = [layer for stage in stages for layer in stage]
     missing = [layer for layer in range(len(costs)) if layer not in placed]
     if len(stages) != num_stages:
-        return f"there are {len(stages)} stages", ""
+        return f"partition returns {len(stages)} stages", ""
     if missing:
         slug = "layers-dropped" if placed == list(range(len(placed))) else ""
         return f"layer {missing[0]} is in no stage", slug
@@ -129,8 +129,8 @@ def the_bottleneck_is_cheap(runs: Runs) -> str | None:
         if most > best:
             by_count = all(_by_count(*cut) for cut in _cuts(runs))
             raise NotYetError(
-                f"{_setting(costs, num_stages)}: the most expensive stage costs "
-                f"{most:g}, and {best:g} is possible",
+                f"{_setting(costs, num_stages)} the most expensive stage costs "
+                f"{most:g}, expected {best:g}",
                 slug="cut-by-count" if by_count else "",
                 evidence=_table(costs, stages),
                 rule=f"{where} has a bottleneck of {best:g}",
@@ -161,8 +161,7 @@ def too_few_layers_are_refused(runs: Runs) -> str | None:
         if what != "ValueError":
             does = what if what.startswith("gives") else f"raises {what}"
             raise NotYetError(
-                f"{_setting(costs, num_stages)}: partition {does}; a stage without a "
-                "layer has no work: that must be a ValueError",
+                f"{_setting(costs, num_stages)} partition {does}, expected a ValueError",
                 rule="look at len(costs) and num_stages first",
             )
     return None
@@ -171,7 +170,7 @@ def too_few_layers_are_refused(runs: Runs) -> str | None:
 def _setting(costs: Costs, num_stages: int) -> str:
     listed = " ".join(f"{cost:g}" for cost in costs) or "none"
     stages = "1 stage" if num_stages == 1 else f"{num_stages} stages"
-    return f"layers that cost {listed}, {stages}"
+    return f"for layers that cost {listed} and {stages},"
 
 
 def _table(costs: Costs, stages: list[list[int]]) -> tuple[Evidence, ...]:

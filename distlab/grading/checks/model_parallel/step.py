@@ -155,7 +155,7 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="",
             values=start,
-            sentence="the weights are unchanged on every rank: no step was taken",
+            sentence="no step changes the weights on any rank",
             rule="the order is: zero_grad, forward, backward, step, on every rank",
         ),
         Suspect(
@@ -183,7 +183,7 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="only-last-stage-learns",
             values=_misled(seed, n, lambda output, targets, gradient: None),
-            sentence="the last stage learns; the stages before it do not change",
+            sentence="only the weights of the last stage change",
             rule="receive the gradient of your output: output.backward(gradient)",
         ),
         Suspect(
@@ -207,7 +207,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
     expect_values(
         weights,
         expected,
-        what=f"after {len(SIZES)} steps the weights of the stage",
+        what=f"after {len(SIZES)} steps, the weights of the stage",
         verb="are",
         tolerance=ROUNDED,
         suspects=partial(_suspects, seed, n),

@@ -124,8 +124,7 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
     due = expected.words if isinstance(expected, Rank) else _worded(expected)
     return {
         name: NotYetError(
-            f"{ranks}, {named(row)}{after}: expected {due}, but got "
-            f"{_worded(row.reply)}",
+            f"{ranks}, {named(row)}{after}: expected {due}, got {_worded(row.reply)}",
             slug=slug,
             evidence=last_rows(seen, lambda r: f"{named(r)}  →  {_worded(r.reply)}"),
             rule=rule,

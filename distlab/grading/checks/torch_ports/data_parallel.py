@@ -170,13 +170,13 @@ def _suspects(ranks: list[Tensor]) -> list[Suspect]:
         (
             "sum-not-mean",
             everywhere(mean * n),
-            f"the gradients are the sum over the {n} ranks, never divided",
+            f"the gradients are the sum over the {n} ranks, not the mean",
             DIVIDE,
         ),
         (
             "divided-twice",
             everywhere(mean / n),
-            f"the gradients are 1/{n} of the mean over the ranks: divided twice",
+            f"the gradients are 1/{n} of the mean, as they are divided twice",
             "divide the bucket once, before or after the all_reduce",
         ),
         (
@@ -233,7 +233,7 @@ def mean_of_the_sums(runs: Runs) -> str | None:
             expect_values(
                 found,
                 same_everywhere(mean, n),
-                what=f"{wire} messages, call {step + 1} of accumulate: .grad",
+                what=f"after call {step + 1} of accumulate with wire {wire}, .grad",
                 suspects=_suspects(ranks) if step == 0 else [],
                 tolerance=COARSE if wire == "bfloat16" else SINGLE,
             )
@@ -247,8 +247,8 @@ def _expect_infinite(found: list[Tensor], mean: Tensor, wire: str) -> list[Tenso
     told = [float(own[at]) for own in found]
     if any(own != torch.inf for own in told):
         raise NotYetError(
-            f"{wire} messages: in the last call one element of rank 0's gradient is "
-            f"infinite; .grad has {', '.join(f'{own:g}' for own in told)} there",
+            f"with wire {wire} and an inf in rank 0's gradient, .grad has "
+            f"{', '.join(f'{own:.3g}' for own in told)} there, expected inf",
             evidence=[
                 (rank, "has", f"{own:g}   expected inf")
                 for rank, own in enumerate(told)
@@ -291,7 +291,7 @@ def _expect_dtype(sent: list[list[dict[str, Any]]], wire: str) -> None:
         return
     unchanged = dtypes[0] == ["torch.float64"]
     raise NotYetError(
-        f"the gradients travel as {', '.join(dtypes[0])}: expected {wire}",
+        f"the gradients are sent as {', '.join(dtypes[0])}, expected {wire}",
         slug="wire-dtype-ignored" if unchanged else "",
         evidence=_told([", ".join(own) for own in dtypes]),
         rule="the hook converts the bucket to `wire` before the all_reduce",
@@ -310,7 +310,7 @@ def no_hook_waits(runs: Runs) -> str | None:
         counts = [len(own) for own in _step(run, len(SAMPLES) - 1, "sent")]
         if max(counts) < 2:
             raise NotYetError(
-                f"all gradients left in {max(counts)} message: expected buckets of "
+                f"all gradients are sent in {max(counts)} message, expected buckets of "
                 f"{BUCKET_MIB * 2**20:.0f} bytes",
                 slug="one-giant-bucket",
                 evidence=_told([f"{count} messages" for count in counts]),

@@ -176,7 +176,8 @@ def each_rank_once(runs: Runs) -> str | None:
     found = sorted((life.get("rank", -1), life.get("size", -1)) for life in lives)
     if found != [(rank, n) for rank in range(n)]:
         raise NotYetError(
-            f"{n} processes called meet; their ranks are not 0 to {n - 1}, each once",
+            f"after {n} processes called meet, their ranks are not 0 to {n - 1}, each "
+            "once",
             evidence=_told(lives),
         )
     _expect_sum(lives, n)
@@ -196,7 +197,7 @@ def from_zero_again(runs: Runs) -> str | None:
             "generation 2 uses the store keys of generation 1: init_process_group "
             "finds addresses of processes that have left"
             if mixed
-            else f"generation 2 refused all {n} processes; expected {size} ranks",
+            else f"generation 2 refused all {n} processes, expected {size} ranks",
             slug="generation-not-in-key",
             evidence=_told(lives),
             rule=KEYS,
@@ -230,9 +231,12 @@ def nothing_waits_longer(runs: Runs) -> str | None:
             raise NotJudgedError("no process group was joined: see C1")
         for what, key in (("store", "store_s"), ("process group", "group_s")):
             if life[key] != TIMEOUT_S:
+                kept = f"a time limit of {life[key]:g} s"
+                if life[key] == PATIENCE_S:  # which stands for torch's here
+                    kept = "torch's default time limit"
                 raise NotYetError(
-                    f"the {what} waits up to {life[key]:g} s on rank {rank}; "
-                    f"timeout_s was {TIMEOUT_S:g}",
+                    f"the {what} has {kept} on rank {rank}, expected timeout_s, which "
+                    f"is {TIMEOUT_S:g} s",
                     slug="default-timeout",
                     evidence=_told(lives),
                     rule=LIMITS,
@@ -272,7 +276,7 @@ def members(runs: Runs) -> str | None:
         if any(own != right for own, right in zip(ranks, expected, strict=False)):
             swapped = ranks == expected[::-1]
             raise NotYetError(
-                f"{n} ranks, {k} per node: rank {rank} has the groups "
+                f"with {n} ranks, {k} per node, rank {rank} has the groups "
                 f"{' and '.join(map(str, ranks))}",
                 slug="node-and-rail-swapped" if swapped else "",
                 evidence=evidence,
@@ -281,13 +285,13 @@ def members(runs: Runs) -> str | None:
         for one, right in zip(found, expected, strict=False):
             if one["total"] != sum(2**member for member in right):
                 raise NotYetError(
-                    f"an all_reduce in the group {right} on rank {rank}: "
-                    f"{one['total']}",
+                    f"an all_reduce in the group {right} gives rank {rank} "
+                    f"{one['total']}, expected {sum(2**member for member in right)}",
                     evidence=evidence,
                 )
         if len(ranks) != len(expected):
             raise NotYetError(
-                f"node_and_rail returned {len(ranks)} groups on rank {rank}: expected "
+                f"node_and_rail returns {len(ranks)} groups on rank {rank}, expected "
                 "the node's and the rail's",
                 evidence=evidence,
             )
@@ -298,8 +302,8 @@ def _expect_same_calls(calls: list[list[Any]]) -> None:
     odd = next((rank for rank, own in enumerate(calls) if own != calls[0]), None)
     if odd is not None:
         raise NotYetError(
-            f"rank {odd} does not call new_group as rank 0 does: all_reduces in these "
-            "groups wait in vain",
+            f"rank {odd} makes other calls of new_group than rank 0, so all_reduces in "
+            "these groups wait in vain",
             slug="group-calls-differ",
             evidence=[
                 (rank, "calls", " ".join(map(str, own))[:70])

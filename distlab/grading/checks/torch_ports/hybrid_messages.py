@@ -46,7 +46,8 @@ def _expect_dtypes(rank: int, value: dict[str, Any], sent: Sent) -> None:
     narrow, wide = map(str, MIXED)
     if value["computed"] != narrow:
         raise NotYetError(
-            f"the last layer computes in {value['computed']}: expected {narrow}",
+            f"the last layer computes in {value['computed']} on rank {rank}, expected "
+            f"{narrow}",
             evidence=(_told(rank, value["sent"]),),
         )
     for kind, records in sent.items():
@@ -54,7 +55,7 @@ def _expect_dtypes(rank: int, value: dict[str, Any], sent: Sent) -> None:
         dtypes = {record["dtype"] for record in records}
         if dtypes - {expected}:
             raise NotYetError(
-                f"{kind} of {', '.join(sorted(dtypes))} on rank {rank}: expected "
+                f"rank {rank} has a {kind} of {', '.join(sorted(dtypes))}, expected "
                 f"{expected}",
                 slug="summed-in-16-bits" if narrow in dtypes else "",
                 evidence=(_told(rank, value["sent"]),),
@@ -70,7 +71,7 @@ def _expect_groups(rank: int, n: int, sent: Sent) -> None:
         groups = {record["ranks"] for record in records}
         if groups - {expected}:
             raise NotYetError(
-                f"rank {rank} has a {kind} with ranks {_names(groups)}: expected "
+                f"rank {rank} has a {kind} with ranks {_names(groups)}, expected "
                 f"{', '.join(map(str, expected))}",
                 evidence=(_told(rank, [r for own in sent.values() for r in own]),),
             )
@@ -83,8 +84,8 @@ def _expect_sizes(rank: int, n: int, sent: Sent) -> None:
     largest = max((record["elements"] for record in sent["allgather"]), default=0)
     if size > 1 and not 0 < largest <= UNEVEN * max(layers):
         raise NotYetError(
-            f"rank {rank} gathers {largest} elements at once; the largest layer has "
-            f"{max(layers)}",
+            f"rank {rank} gathers {largest} elements at once, expected at most the "
+            f"{max(layers)} of the largest layer",
             slug="layers-gathered-together" if largest > 0.8 * sum(layers) else "",
             evidence=(_told(rank, records),),
             rule="fully_shard for each layer first, then for the model",
@@ -96,7 +97,7 @@ def _expect_sizes(rank: int, n: int, sent: Sent) -> None:
         count = sum(record["elements"] for record in sent[kind])
         if ranks > 1 and not count <= UNEVEN * expected <= UNEVEN * UNEVEN * count:
             raise NotYetError(
-                f"in a step rank {rank} has {count} elements in {kind}: expected "
+                f"in a step, rank {rank} has {count} elements in {kind}, expected "
                 f"{expected}",
                 evidence=(_told(rank, records),),
             )

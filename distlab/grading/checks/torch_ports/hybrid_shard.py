@@ -57,8 +57,8 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="replicas-apart",
             values=nodes,
-            sentence="each replica takes the mean over its own ranks: the replicas "
-            "differ",
+            sentence="each replica takes the mean over its own ranks only, so the "
+            "replicas differ",
             rule=MESH,
         ),
         Suspect(
@@ -89,8 +89,8 @@ def stored_in_shards(runs: Runs) -> str | None:
         slug = "weights-not-cut" if min(held) == size else ""
         slug = "one-replica-only" if sum(held) == size < replicas * size else slug
         raise NotYetError(
-            f"the ranks store {sum(held)} elements, {max(held)} on one rank; expected "
-            f"{replicas} × {size}, at most {most} on one of {n} ranks",
+            f"{n} ranks store {sum(held)} elements, up to {max(held)} each, expected "
+            f"{replicas * size}, up to {most} each",
             slug=slug,
             evidence=evidence,
             rule=MESH if slug else "",
@@ -98,7 +98,8 @@ def stored_in_shards(runs: Runs) -> str | None:
     stored = {dtype for value in values for dtype in value["stored"]}
     if stored != {"torch.float64"}:
         raise NotYetError(
-            f"the stored weights are {', '.join(sorted(stored))}: they were float64",
+            f"the stored weights are {', '.join(sorted(stored))}, expected float64 as "
+            "before",
             slug="weights-narrowed",
             rule="MixedPrecisionPolicy(param_dtype=…) narrows the gathered copy only",
         )
@@ -115,7 +116,7 @@ def goes_on_with_fewer(runs: Runs) -> str | None:
     fewer = fewer_of(n)
     run = finished(runs, continued)
     known = [
-        ("", "all", "nothing was loaded: the new model has its own weights"),
+        ("", "all", "nothing was loaded, so the new model has its own weights"),
         ("optimizer-not-loaded", "optimizer", "the optimizer's state was not loaded"),
         (
             "optimizer-not-loaded",
@@ -126,7 +127,7 @@ def goes_on_with_fewer(runs: Runs) -> str | None:
     expect_values(
         run.values[:fewer],
         same_everywhere(continued_baseline(seed, n), fewer),
-        what=f"saved on {n} ranks, loaded on {fewer}: the weights one step later",
+        what=f"a step after a state of {n} ranks is loaded on {fewer}, the weights",
         verb="are",
         suspects=[
             Suspect(

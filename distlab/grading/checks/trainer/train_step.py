@@ -172,15 +172,11 @@ def weights_of_one_process(runs: Runs) -> str | None:
 def _expect_with_bend(runs: Runs) -> None:
     run = runs.finished(train_steps, with_bend=True)
     n, seed = runs.world_size, runs.seed
-    what = (
-        "with SGD the weights are right; with a model that has a tied weight and a "
-        "parameter without dimensions, and an optimizer whose step is not "
-        "proportional to the gradient, as Adam's is not, they"
-    )
+    what = "with SGD the weights are right, but with an optimizer like Adam"
     expect_values(
         [value["weights"] for value in run.values],
         right_training(seed, n, with_bend=True, make=Zoo).weights,
-        what=what,
+        what=f"{what}, on a model with a tied weight and a 0-dim parameter, they",
         verb="are",
         suspects=[
             Suspect(
@@ -193,7 +189,7 @@ def _expect_with_bend(runs: Runs) -> None:
                     average_weights=True,
                     make=Zoo,
                 ).weights,
-                sentence=f"{what} are not: weights were averaged, not gradients",
+                sentence=f"{what} they are not: weights were averaged, not gradients",
                 rule="average the gradients between backward() and step()",
             )
         ],
