@@ -299,7 +299,12 @@ def _errors(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def expect_equal_bits(
-    values: Sequence[Tensor], *, what: str, slug: str = "", rule: str = ""
+    values: Sequence[Tensor],
+    *,
+    what: str,
+    verb: str = "is",
+    slug: str = "",
+    rule: str = "",
 ) -> None:
     """All ranks must hold the very same bits; one nan is like another.
 
@@ -313,7 +318,7 @@ def expect_equal_bits(
         Evidence(rank, "digest", digest(value)) for rank, value in enumerate(values)
     )
     raise NotYetError(
-        f"{what} is right on every rank up to rounding, but not the same bits",
+        f"{what} {verb} right on every rank up to rounding, but not the same bits",
         slug=slug,
         evidence=evidence,
         rule=rule,

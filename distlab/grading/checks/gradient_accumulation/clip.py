@@ -143,7 +143,10 @@ def expect_weights(run: Run, seed: int) -> None:
             raise
         raise _first_wrong_step(run, seed).but(difference=error.difference) from None
     expect_equal_bits(
-        weights, what=what, rule="every rank must apply the very same gradient"
+        weights,
+        what=what,
+        verb="are",
+        rule="every rank must apply the very same gradient",
     )
 
 

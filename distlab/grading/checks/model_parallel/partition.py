@@ -161,7 +161,8 @@ def too_few_layers_are_refused(runs: Runs) -> str | None:
         if what != "ValueError":
             does = what if what.startswith("gives") else f"raises {what}"
             raise NotYetError(
-                f"{_setting(costs, num_stages)} partition {does}, expected a ValueError",
+                f"{_setting(costs, num_stages)} partition {does}, expected a "
+                "ValueError",
                 rule="look at len(costs) and num_stages first",
             )
     return None

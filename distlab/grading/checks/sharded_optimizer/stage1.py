@@ -55,6 +55,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         expect_equal_bits(
             found,
             what="the weights",
+            verb="are",
             slug="weights-not-gathered",
             rule="every rank receives the new weights of a shard from the rank that "
             "owns it",

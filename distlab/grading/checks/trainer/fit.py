@@ -117,6 +117,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
     expect_equal_bits(
         weights,
         what=f"the weights after {NUM_EPOCHS} epochs",
+        verb="are",
         rule="every rank must apply the very same averaged gradient",
     )
     worst = max(float((w - expected[0]).abs().max()) for w in weights)

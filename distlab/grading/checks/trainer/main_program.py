@@ -116,6 +116,7 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
     expect_equal_bits(
         weights,
         what=f"the weights after {epochs} epochs",
+        verb="are",
         rule="every rank must apply the very same gradient",
     )
     _expect_shared_work(run, epochs)

@@ -151,6 +151,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
     expect_equal_bits(
         weights,
         what=f"the weights after {STEPS} steps",
+        verb="are",
         rule="every rank must apply the very same averaged gradient",
     )
     expect_messages(run, "the weights are right, but not through comm")
