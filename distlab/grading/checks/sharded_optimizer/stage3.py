@@ -192,9 +192,11 @@ def _expect_weights(run: Run, step: int, expected: dict[str, Tensor], how: str) 
         if not close(found, own):
             if kept := kept_before(run, step):
                 raise kept
+            at = int((found - own).abs().nan_to_num(torch.inf).argmax())
             raise NotYetError(
                 f"after step {step + 1}{how}, {' and '.join(names)} "
-                f"{'is' if len(names) == 1 else 'are'} wrong",
+                f"{'has' if len(names) == 1 else 'have'} {float(found[at]):.4g} in "
+                f"element {at}, expected {float(own[at]):.4g}",
                 evidence=[(0, "wrong", f"expected {brief(own)}   got {brief(found)}")],
                 rule="every layer needs its full weights in backward; then each shard "
                 "gets its chunk of the mean gradient",
@@ -213,12 +215,12 @@ def never_more_than_that(runs: Runs) -> str | None:
         count = 1 + len(values)
         run = finished_run(runs, layers.train_stage3, **values)
         most = max(sum(sizes[i : i + count]) for i in range(len(sizes)))
-        how = "with prefetch, two layers have" if values else "one layer has"
+        how = "two layers" if values else "one layer"
         peak = max(value["peak"] for value in run.values)
         if peak > most:
             raise NotYetError(
                 f"{peak} bytes of weights are unsharded at the same time, expected at "
-                f"most {most}: {how} no more",
+                f"most the {most} of {how}",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "peak", most),
                 rule="free a layer's weights after its forward and after its backward",
