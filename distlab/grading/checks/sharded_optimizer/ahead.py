@@ -51,7 +51,7 @@ def fetched_ahead(runs: Runs) -> str | None:
             play_ahead(runs)
             raise NotYetError(
                 f"on {RANKS} simulated ranks, {where} with prefetch takes {ahead:.3g} "
-                f"s, expected at most {most:.3g} s if only the first layer is waited for",
+                f"s, expected at most {most:.3g} s if it waits for one layer only",
                 slug="prefetch-waits",
                 rule="prefetch starts its messages and returns; unshard_layer waits",
             )
