@@ -91,7 +91,7 @@ def expect_each(
             continue
         name = str(before[0].dtype).removeprefix("torch.")
         raise NotYetError(
-            f"with a {name} tensor of shape {list(before[0].shape)}, {what} "
+            f"with a tensor of {name} and shape {list(before[0].shape)}, {what} "
             f"{_flaw(wrong[0], after[wrong[0]], wanted[wrong[0]])}",
             evidence=[
                 (

@@ -219,8 +219,8 @@ def expect_few_messages(task: Broadcast, runs: Runs) -> None:
         if total < n - 1:
             if is_right:
                 raise NotYetError(
-                    f"every rank has the tensor after {total} messages, but {n - 1} "
-                    "are needed to send it there",
+                    f"every rank has the tensor after {total} "
+                    f"message{'s' * (total != 1)}, but {n - 1} are needed to send it",
                     evidence=calls_of_each(run),
                     rule="only a message of comm counts",
                 )

@@ -40,8 +40,8 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
     for case in (*found["same"], *found["over"], *found["used"]):
         if case["refused"]:
             raise NotYetError(
-                f"{_setting(case)}, on {case['after']} ranks: a new loader of the same "
-                f"run raises ValueError: {case['refused']:.60}",
+                f"{_setting(case)}, a new loader with the same settings raises "
+                f"ValueError: {case['refused']:.60}",
                 rule="refuse only a state with another data size, batch size, "
                 "shuffle or seed",
                 fatal=True,
