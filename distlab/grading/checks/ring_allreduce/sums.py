@@ -183,7 +183,7 @@ def _expect_refusal(run: Run) -> None:
     for record, value in zip(run.ranks, run.values, strict=True):
         dtype = str(value["before"].dtype).removeprefix("torch.")
         what = "all_reduce with average=True of a"
-        what += "n empty" * (not value["before"].numel()) + f" {dtype} tensor"
+        what += "n empty" * (not value["before"].numel()) + f" tensor of {dtype}"
         if value["raised"] != "ValueError":
             raise NotYetError(
                 f"{what} raises {value['raised'] or 'nothing'}, expected a ValueError",
