@@ -21,4 +21,6 @@ def said(number: float, digits: int = 3) -> str:
     is_whole = math.isfinite(number) and number == int(number)
     if is_whole and abs(number) < 10 ** max(digits, 4):
         return f"{int(number):,}"
+    if 1e3 <= abs(number) < 1e6 and digits < 5:
+        return f"{number:,.0f}"
     return f"{number:.{digits}g}"

@@ -221,6 +221,15 @@ MISTAKES = (
 )
 
 
+def _sentence(what: str, expected: Incident, answer: Incident) -> str:
+    """What is wrong; if it is the cause, then no more, as the rest follows from it."""
+    *found, last = _differences(expected, answer)
+    if answer.what != expected.what:
+        return f"{what}: incident returns {(*found, last)[0]}"
+    first = f"{', '.join(found)} and " if found else ""
+    return f"{what}: incident returns {first}{last}"
+
+
 def _judge(name: str, runs: Runs) -> str | None:
     """Judge the incident of each drill of a clause.
 
@@ -236,8 +245,7 @@ def _judge(name: str, runs: Runs) -> str | None:
             continue
         mistake = next((m for m in MISTAKES if m.shows(drill, answer)), None)
         raise NotYetError(
-            f"{drill.what}: incident gives "
-            + "; ".join(_differences(drill.expected, answer)),
+            _sentence(drill.what, drill.expected, answer),
             slug=mistake.slug if mistake else "",
             rule=mistake.rule if mistake else "",
             evidence=[(rank, kind, text) for rank, kind, text in lines_of(drill)],
@@ -248,7 +256,7 @@ def _judge(name: str, runs: Runs) -> str | None:
 def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
     for name, right, given_value in zip(_NAMES, expected, answer, strict=True):
         if right != given_value:
-            yield f"{name}={given_value!r}, expected {right!r}"
+            yield f"{name}={given_value!r} instead of {right!r}"
 
 
 for _name in ("C1", "C2", "C3", "C4", "C5"):

@@ -223,9 +223,9 @@ def _setting(record: dict[str, Any], size: int) -> str:
     what = "has a tensor of dtype complex128, which a shard cannot hold"
     if record["full"]:
         which = "the manifest" if record["full"] == ".json" else "its shard"
-        what = f"finds its disk full in the middle of {which}"
+        what = f"finds the disk full while it writes {which}"
     ranks = f"{size} rank{'s' * (size > 1)}"
-    return f"keep={record['keep']}, {ranks}, rank {record['bad']} {what}"
+    return f"with {ranks}, rank {record['bad']} {what}"
 
 
 def _expect_error(record: dict[str, Any], size: int) -> None:
@@ -410,8 +410,7 @@ def _expect_kept(
     call = f"remove_old(disk, {step}, keep={keep})"
     if names == kept(files, step, keep, as_text=True):
         raise NotYetError(
-            f"{call}: steps are sorted as text, so step 9 counts as newer than "
-            "step 100",
+            f"{call} sorts the steps as text, so step 9 counts as newer than step 100",
             slug="steps-as-text",
             rule="sort numbers: given.manifest_steps does",
         )
@@ -419,16 +418,21 @@ def _expect_kept(
     if gone:
         name, slug = gone[0], ""
         its_step = given.step_of(name)
-        why = "it is of a later step" if (its_step or 0) > step else "it must stay"
+        why = f", but step {its_step} is one of the newest {keep} that are complete"
+        if (its_step or 0) > step:
+            why = f", but step {its_step} is later than {step}"
         if its_step is None:
-            why, slug = "it is no file of a checkpoint", "foreign-removed"
+            why, slug = ", which is no file of a checkpoint", "foreign-removed"
         counted = [one for one in (*_SAVED, _TORN) if one <= step]
         is_out = its_step not in sorted(counted)[-keep:]
+        is_torn_counted = is_out and its_step in _SAVED and step >= _TORN
+        if is_torn_counted:
+            why += f"; the manifest of step {_TORN} is torn and doesn't count"
         raise NotYetError(
-            f'{call} removes "{name}": {why}',
+            f'{call} removes "{name}"{why}',
             slug=slug,
             rule=f"the manifest of step {_TORN} cannot be decoded: it is not counted"
-            if is_out and its_step in _SAVED and step >= _TORN
+            if is_torn_counted
             else "",
         )
     extra = next(name for name in names if name not in wanted)

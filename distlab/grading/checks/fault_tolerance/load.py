@@ -32,6 +32,7 @@ TASK = "fault_tolerance.load"
 NEW, OLD, SIZE = 100, 10, 3
 WIDE, NUM_WIDE = 300, 12  # as text, rank 10 comes before rank 2
 AS_TEXT = 9  # the newest step, where steps are compared as text
+INTACT = "three checkpoints"  # nothing is damaged
 NUM_FLIPS = 120
 _opened: list[str] = []
 """Filled if somebody unpickles what `_Trap` was pickled to."""
@@ -68,7 +69,7 @@ def cases(seed: int) -> Iterator[Case]:
     shards = [name for name in files_of_step(NEW, SIZE, seed) if name != manifest]
     alone = {n: data for n, data in files_of_step(200, 2, seed).items() if "rank" in n}
     foreign = {"notes.txt": b"hello", "model.pt": pickle.dumps(_Trap())}
-    yield "three checkpoints", files, NEW, ()
+    yield INTACT, files, NEW, ()
     wide = files_of_step(WIDE, NUM_WIDE, seed)
     yield f"step {WIDE} of {NUM_WIDE} ranks", files | wide, WIDE, ()
     yield from _damaged(files)
@@ -266,12 +267,13 @@ def the_newest_complete(runs: Runs) -> str | None:
 def _expect_step(
     what: str, step: int, names: tuple[str, ...], record: dict[str, Any]
 ) -> None:
-    got, setting = record["step"], f"steps 8, 9, {OLD} and {NEW} are saved; {what}"
+    got, setting = record["step"], f"steps 8, 9, {OLD} and {NEW} are saved"
+    setting += f" and {what}" * (what != INTACT)
     name = names[0] if names else ""
     if got is None:
         raise NotYetError(
-            f"{setting}: load raises {record['raised']} ({record['refused'][0]}), "
-            f"expected step {step}",
+            f"{setting}, but load raises {record['raised']}, expected step {step}",
+            evidence=[(NOBODY, record["raised"], record["refused"][0])],
             slug="no-fallback" if name else "",
             rule="catch what one checkpoint raises, and try the one before"
             if name
@@ -280,7 +282,7 @@ def _expect_step(
     is_shard = ".rank-" in name
     if got == NEW and step < NEW:
         raise NotYetError(
-            f"{setting}: load returns step {NEW}, expected step {step}",
+            f"{setting}, but load returns step {NEW}, expected step {step}",
             slug="damage-unnoticed" if is_shard else "",
             rule="compare size and SHA-256 of each shard with its record"
             if is_shard
@@ -288,13 +290,15 @@ def _expect_step(
         )
     if got != step:
         raise NotYetError(
-            f"{setting}: load returns "
+            f"{setting}, but load returns "
             + ("None" if got == -1 else f"step {got}")
             + f", expected step {step}",
             slug="steps-as-text" if got == AS_TEXT and not name else "",
         )
     if record["wrong"]:
-        raise NotYetError(f"{setting}: load returns step {got}, but {record['wrong']}")
+        raise NotYetError(
+            f"{setting}, and load returns step {got}, but {record['wrong']}"
+        )
 
 
 @clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))

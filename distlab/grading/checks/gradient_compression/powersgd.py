@@ -99,14 +99,16 @@ def expected(seed: int, n: int, mistake: str = "") -> list[list[list[Tensor]]]:
     zeros = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
     start = first_factor(zeros, RANK)
     held = [[zeros] * n for _ in range(NUM_BUCKETS)]
-    factor = [start] * NUM_BUCKETS
+    factor = [[start] * n for _ in range(NUM_BUCKETS)]
     found: list[list[list[Tensor]]] = []
     for of_buckets in gradients(seed, n):
         found.append([])
         for bucket, ranks in enumerate(of_buckets):
             own = [flat[:MATRIX].view(ROWS, COLUMNS) for flat in ranks]
             parts = [m + h for m, h in zip(own, held[bucket], strict=True)]
-            p = torch.stack([m @ factor[bucket] for m in parts]).sum(0)
+            p = torch.stack(
+                [m @ f for m, f in zip(parts, factor[bucket], strict=True)]
+            ).sum(0)
             if mistake != "not-orthonormal":
                 p = torch.linalg.qr(p).Q
             qs = [m.T @ p for m in parts]
@@ -115,9 +117,10 @@ def expected(seed: int, n: int, mistake: str = "") -> list[list[list[Tensor]]]:
             if mistake == "factor-not-summed":
                 sums = [p @ one.T for one in qs]
             if mistake != "no-error-feedback":
-                held[bucket] = [m - s / n for m, s in zip(parts, sums, strict=True)]
+                share = 1 if mistake == "sum-subtracted" else n
+                held[bucket] = [m - s / share for m, s in zip(parts, sums, strict=True)]
             if mistake != "factor-forgotten":
-                factor[bucket] = q
+                factor[bucket] = qs if mistake == "own-factor-kept" else [q] * n
             others = torch.stack([flat[MATRIX:] for flat in ranks]).sum(0)
             found[-1].append([torch.cat([s.reshape(-1), others]) for s in sums])
     return found
@@ -141,6 +144,19 @@ MISTAKES = (
         "keep the summed Q: self.factors.keep",
     ),
 )
+UNNAMED = (
+    Mistake(
+        "sum-subtracted",
+        "the residual lacks the ranks' whole sum P Qᵀ, expected its n-th part",
+        "the residual is M - P Qᵀ / n: each rank has sent its share of the sum",
+    ),
+    Mistake(
+        "own-factor-kept",
+        "each rank kept its own Q from the step before, expected the ranks' sum",
+        "keep Q after its all_reduce: the next P adds up products with the same Q",
+    ),
+)
+"""Mistakes that are told, but aren't misconceptions with a page of their own."""
 
 
 def _suspects(
@@ -148,12 +164,12 @@ def _suspects(
 ) -> list[Suspect]:
     return [
         Suspect(
-            slug=one.slug,
+            slug=one.slug if one in MISTAKES else "",
             values=[flat[part] for flat in expected(seed, n, one.slug)[step][bucket]],
-            sentence=f"step {step + 1}: {one.sentence}",
+            sentence=f"in step {step + 1}, {one.sentence}",
             rule=one.rule,
         )
-        for one in MISTAKES
+        for one in (*MISTAKES, *UNNAMED)
         if one.slug in slugs
     ]
 
@@ -166,7 +182,7 @@ def _expect(
     expect_values(
         [flat[part] for flat in actual],
         [flat[part] for flat in expected(seed, n)[step][bucket]],
-        what=f"step {step + 1}, bucket {bucket}: {what}",
+        what=f"after step {step + 1}, {what} of bucket {bucket}",
         suspects=partial(_suspects, seed, n, step, bucket, part, slugs),
         tolerance=NEAR,
     )
@@ -190,7 +206,9 @@ def others_are_exact(runs: Runs) -> str | None:
     """The elements of parameters with one dimension, in every step."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
         part = slice(MATRIX, None)
-        _expect(runs, step, bucket, part, "the part of vectors")
+        _expect(
+            runs, step, bucket, part, "the part of the parameters with one dimension"
+        )
     expect_others(runs)
     return None
 
@@ -208,6 +226,7 @@ def residual_and_factor_are_kept(runs: Runs) -> str | None:
                 "the matrix",
                 "no-error-feedback",
                 "factor-forgotten",
+                *(one.slug for one in UNNAMED),
             )
         _expect_residuals(runs)
     if runs.world_size > 1:  # what is sent dense is C4's, and one rank sends nothing

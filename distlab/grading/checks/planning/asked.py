@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from distlab.given.planning import Model
 from distlab.grading.checks.planning import forms
 from distlab.grading.checks.planning.questions import CALLS, Call
+from distlab.grading.kit.apart import apart, said
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs
 from distlab.grading.verdict import Difference, NotYetError
@@ -104,11 +106,14 @@ def _share(got: float, right: float) -> float:
 def _wrong(
     function: str, names: tuple[str, ...], rows: list[Row], shares: list[float]
 ) -> NotYetError:
-    call, name, right, got = rows[0]
+    call, name, right, got = min(rows, key=lambda row: row[0].words.count(","))
     what = f"{function}(…).{name}" if name else f"{function}(…)"
+    pair = apart(got, right)
+    if max(abs(got), abs(right)) >= 1e4 and got.is_integer() and right.is_integer():
+        pair = _number(got), _number(right)
+    told = _ratio(rows) or _gap(call, got - right)
     return NotYetError(
-        f"{what} is {_number(got)}, expected {_number(right)}{_ratio(rows)}: "
-        f"{call.words}",
+        f"{what} is {pair[0]}, expected {pair[1]}{told}, {_with(call, name)}",
         evidence=_lines(rows),
         difference=Difference(
             what=" ".join((function, *names)),
@@ -126,7 +131,55 @@ def _ratio(rows: list[Row]) -> str:
     first = factors[0]
     if not all(math.isclose(factor, first, rel_tol=1e-6) for factor in factors):
         return ""
-    return f", {first:.4g} times as much in each wrong answer"
+    if not first:
+        return ""
+    return f" (wrong by the factor {first:.3g} everywhere)"
+
+
+def _gap(call: Call, more: float) -> str:
+    """In words, if a number of weights is off by the size of one tensor."""
+    model = call.arguments[0] if call.arguments else None
+    if not isinstance(model, Model) or not more.is_integer():
+        return ""
+    h, v = model.hidden, model.vocab
+    sizes = {"hidden": h, "vocab · hidden": v * h, "6 · vocab · hidden": 6 * v * h}
+    found = [name for name, size in sizes.items() if size == abs(more)]
+    if not found:
+        return ""
+    much = "more" if more > 0 else "less"
+    return f" ({found[0]} = {int(abs(more)):,} {much})"
+
+
+def _with(call: Call, name: str) -> str:
+    """The question; of a job the parts that decide about this number."""
+    if call.function != "goodput":
+        return f"for {call.words}"
+    cluster, num_gpus, recovery, _ = call.arguments
+    right = forms.goodput(*call.arguments)
+    gpus = f"{num_gpus:,} GPUs"
+    if name == "share":
+        saving, failing = (
+            recovery.save_s / right.interval_s,
+            right.lost_s / right.mtbf_s,
+        )
+        return (
+            f"for save_s / interval_s = {saving:.3g} and lost_s / mtbf_s = "
+            f"{failing:.3g}"
+        )
+    if name in ("price", "wall_s"):
+        nodes = f"{recovery.spare_nodes} spare node{'s' * (recovery.spare_nodes != 1)}"
+        size = cluster.gpus_per_node
+        return (
+            f"for {gpus}, {nodes} of {size} GPUs each and a share of {right.share:.3g}"
+        )
+    if name == "lost_s":
+        return (
+            f"for interval_s={said(right.interval_s)}, "
+            f"detection_s={said(recovery.detection_s)}, "
+            f"restart_s={said(recovery.restart_s)}, repair_s={said(recovery.repair_s)} "
+            f"and spare_nodes={recovery.spare_nodes}"
+        )
+    return f"for {gpus} with gpu_mtbf_s={said(cluster.gpu_mtbf_s)}"
 
 
 def _lines(rows: list[Row]) -> Iterator[tuple[int, str, str]]:

@@ -213,7 +213,7 @@ def _other_layouts(
     num_right, num_missing = right.total(), missing.total()
     twice = [one for one in extra if one in right]
     if missing:
-        first, state = next(iter(missing)), "missing"
+        first, state = min(missing, key=_num_unusual), "missing"
         words = f"{num_missing} of {num_right} valid layouts "
         words += "is missing" if num_missing == 1 else "are missing"
     elif twice:
@@ -221,13 +221,27 @@ def _other_layouts(
         words = "1 valid layout comes" if n == 1 else f"{n} valid layouts come"
         words += " more than once"
     else:
-        first, state, n = next(iter(extra)), "not valid", extra.total()
+        first, state, n = min(extra, key=_num_unusual), "not valid", extra.total()
         words = "1 layout isn't valid" if n == 1 else f"{n} layouts aren't valid"
     shown = first if isinstance(first, str) else str(_layout(first))
     return NotYetError(
-        f"valid_layouts, {setting.name}: {words}",
+        f"for {setting.name}, {words}, such as {_in_short(first)}",
         evidence=[(NOBODY, state, shown)],
     )
+
+
+def _num_unusual(values: Any) -> int:
+    """How many settings of a layout aren't the default."""
+    return 0 if isinstance(values, str) else _in_short(values).count("=")
+
+
+def _in_short(values: Any) -> str:
+    """A layout with the settings that aren't the default."""
+    if isinstance(values, str):
+        return values
+    given = zip(fields(Layout), values, strict=True)
+    unusual = [f"{f.name}={v!r}" for f, v in given if v != f.default]
+    return f"Layout({', '.join(unusual)})"
 
 
 def _choices(runs: Runs) -> list[tuple[Setting, Any]]:
@@ -250,7 +264,8 @@ def the_choice_fits(runs: Runs) -> str | None:
             continue
         if isinstance(chosen, str):
             raise NotYetError(
-                f"choose_layout, {setting.name}: returns {chosen}, not a Layout"
+                f"for {setting.name}, choose_layout returned {chosen}, expected a "
+                "Layout"
             )
         if tuple(chosen) not in fitting:
             raise _unfit(setting, _layout(chosen))
@@ -259,25 +274,24 @@ def the_choice_fits(runs: Runs) -> str | None:
             n = len(_fitting(setting))
             fit = "1 layout fits" if n == 1 else f"{n} layouts fit"
             raise NotYetError(
-                f"choose_layout, {setting.name}: returns None, although {fit}"
+                f"for {setting.name}, choose_layout returned None, although {fit}"
             )
     return None
 
 
 def _unfit(setting: Setting, layout: Layout) -> NotYetError:
     evidence = [(NOBODY, "chosen", str(layout))]
-    where = f"choose_layout, {setting.name}"
+    where = f"for {setting.name}, choose_layout returned"
     if layout.num_gpus != setting.num_gpus:
         return NotYetError(
-            f"{where}: the layout is for {layout.num_gpus} GPUs, not "
-            f"{setting.num_gpus}",
+            f"{where} a layout for {layout.num_gpus} GPUs, expected {setting.num_gpus}",
             evidence=evidence,
         )
     if problem := layout.problem(setting.model, setting.batch):
-        return NotYetError(f"{where}: not valid: {problem}", evidence=evidence)
+        return NotYetError(f"{where} an invalid layout: {problem}", evidence=evidence)
     memory = forms.step_memory(setting.model, layout, setting.batch).total_bytes
     return NotYetError(
-        f"{where}: the layout needs {memory / 1e9:.3f} GB, a GPU has "
+        f"{where} a layout that needs {memory / 1e9:.3f} GB, but a GPU has only "
         f"{setting.cluster.memory_bytes / 1e9:.3f} GB",
         evidence=evidence,
     )
@@ -297,8 +311,8 @@ def the_choice_is_fast(runs: Runs) -> str | None:
         factor = fitting[tuple(chosen)] / fitting[best]
         if factor > SLOWER:
             raise NotYetError(
-                f"choose_layout, {setting.name}: a step takes {factor:.2f} times as "
-                "long as with the best layout that fits",
+                f"for {setting.name}, a step of the layout that choose_layout "
+                f"returned takes {factor:.2f} times as long as the best one's",
                 evidence=[
                     (NOBODY, "chosen", _shown(setting, _layout(chosen))),
                     (NOBODY, "best", _shown(setting, _layout(best))),
@@ -321,7 +335,8 @@ def nothing_fits(runs: Runs) -> str | None:
     for setting, chosen in _choices(runs):
         if chosen is not None and not _fitting(setting):
             raise NotYetError(
-                f"choose_layout, {setting.name}: no layout fits, but one is chosen",
+                f"for {setting.name}, choose_layout returned a layout although none "
+                "fits, expected None",
                 evidence=[(NOBODY, "chosen", str(chosen))],
             )
     return None
