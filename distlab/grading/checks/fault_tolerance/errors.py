@@ -394,8 +394,7 @@ def _expect_room(record: dict[str, Any]) -> None:
     rest = [n for n in record["names"] if given.step_of(n) not in (*steps, None)]
     if rest:
         raise NotYetError(
-            f"{setting}: {listed(rest[:2])} is still there after the error, and takes "
-            "the room",
+            f'{setting}, and after the error "{rest[0]}" still takes its room',
             slug="no-room-made",
             rule="call remove_old after an error, too",
         )
@@ -425,7 +424,7 @@ def _expect_kept(
             why, slug = ", which is no file of a checkpoint", "foreign-removed"
         counted = [one for one in (*_SAVED, _TORN) if one <= step]
         is_out = its_step not in sorted(counted)[-keep:]
-        is_torn_counted = is_out and its_step in _SAVED and step >= _TORN
+        is_torn_counted = is_out and its_step in counted and step >= _TORN
         if is_torn_counted:
             why += f"; the manifest of step {_TORN} is torn and doesn't count"
         raise NotYetError(
