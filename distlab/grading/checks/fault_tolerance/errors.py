@@ -15,7 +15,6 @@ from distlab.grading.checks.fault_tolerance.disks import (
     Row,
     complete_steps,
     files_of_step,
-    listed,
     meta_of,
     play_on_disk,
     tensors_of,
