@@ -64,16 +64,6 @@ class SimComm(FastExchange):
         self._keeps_ends = group.conditions is None
 
     @property
-    def rank(self) -> int:
-        """Implement `Comm.rank`."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """Implement `Comm.world_size`."""
-        return len(self.group.members)
-
-    @property
     def local_rank(self) -> int:
         """Implement `Comm.local_rank`."""
         return self._local_rank
@@ -161,7 +151,7 @@ class SimComm(FastExchange):
         if not (can_travel(send_tensor) and can_travel(recv_tensor)):
             look_closer(self._refuse, send_tensor, "sendrecv")
             look_closer(self._refuse, recv_tensor, "sendrecv")
-        if dst == src == self._rank:  # one rank alone: its own neighbor on both sides
+        if dst == src == self.rank:  # one rank alone: its own neighbor on both sides
             self._refuse.unlike(send_tensor, recv_tensor)
             recv_tensor.view(-1).copy_(send_tensor.view(-1))
             return
@@ -269,10 +259,10 @@ class SimComm(FastExchange):
         key = (self._num_groups, tuple(members))
         self._num_groups += 1
         self._join(("new_group", None)).wait()
-        if self._rank not in members:
+        if self.rank not in members:
             return None
         shared = self.group.subgroup(key, members)
-        number = members.index(self._rank)
+        number = members.index(self.rank)
         group = SimComm(
             shared,
             number,
@@ -294,7 +284,7 @@ class SimComm(FastExchange):
 
     def abort_group(self) -> None:
         """Close this rank's connections in this group only."""
-        self.group.leave(self._rank)
+        self.group.leave(self.rank)
 
     # ── how ─────────────────────────────────────────────────────────────────────────
 
@@ -326,7 +316,7 @@ class SimComm(FastExchange):
             assert flight.error is not None
             raise flight.error
         waited_s = (self.group.kernel.now_ps - since_ps) / PS
-        raise PeerLost(self._rank, step, peer, waited_s)
+        raise PeerLost(self.rank, step, peer, waited_s)
 
     def _finish(
         self,
@@ -345,7 +335,7 @@ class SimComm(FastExchange):
         look_closer(self._refuse, tensor, "recv")
         fiber = self.group.kernel.enter()
         self._step += 1
-        end = End(self.group, "recv", self._rank, ANY, tag, tensor, self._step)
+        end = End(self.group, "recv", self.rank, ANY, tag, tensor, self._step)
         self.group.receive(end)
         self.await_in(fiber, end, (end,), timeout_s, None, self._step)
         return end.source
@@ -354,7 +344,7 @@ class SimComm(FastExchange):
         route = self._out.get((dst, tag))
         if route is None or type(dst) is not int:
             self._refuse.peer(dst, "sends to")
-            route = Route(self.group.channel(self._rank, dst, tag))
+            route = Route(self.group.channel(self.rank, dst, tag))
             self._out[dst, tag] = route
         return route
 
@@ -362,7 +352,7 @@ class SimComm(FastExchange):
         route = self._in.get((src, tag))
         if route is None or type(src) is not int:
             self._refuse.peer(src, "receives from")
-            route = Route(self.group.channel(src, self._rank, tag))
+            route = Route(self.group.channel(src, self.rank, tag))
             self._in[src, tag] = route
         return route
 
@@ -374,7 +364,7 @@ class SimComm(FastExchange):
             self._traffic.sent_bytes += tensor.nbytes
         end = route.spare
         if end is None:
-            return End(self.group, op, self._rank, peer, tag, tensor, self._step)
+            return End(self.group, op, self.rank, peer, tag, tensor, self._step)
         route.spare = None
         end.done = end.met = False
         end.tensor, end.step = tensor, self._step
@@ -396,7 +386,7 @@ class SimComm(FastExchange):
         if self._traffic is not None:
             self._count(act, sent)
         part = Part(act, op, _flat(sent), _flat(received))
-        meeting = self.group.collectives.join(self._rank, part)
+        meeting = self.group.collectives.join(self.rank, part)
         return SimWork(self, meeting, None, self._step)
 
     def _count(self, act: Act, sent: Tensor | None) -> None:
