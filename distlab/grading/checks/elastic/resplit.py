@@ -87,17 +87,28 @@ def plans_of_cases(
     found = []
     for case in cases(seed):
         plans: list[Any] = []
+        order = case.order()  # the caller's, who has one for the whole epoch
         for place, stage in enumerate(case.stages):
             history = [list(steps) for steps in case.stages[:place]]
+            arguments = order, case.global_batch_size, history, len(stage)
             with in_call(_call(case, place)):
-                given = unit.resplit(
-                    case.order(), case.global_batch_size, history, len(stage)
-                )
-            plans.append(_read(given))
+                given = unit.resplit(*arguments)
+            plans.append(_changed(case, place, order, history) or _read(given))
             if isinstance(plans[-1], str):
                 break
         found.append(plans)
     return found
+
+
+def _changed(
+    case: ResplitCase, place: int, order: list[int], history: list[list[int]]
+) -> str:
+    """Say which of the caller's lists the call has changed, if any."""
+    if order != case.order():
+        return f"changed the caller's `order`: {len(order)} samples are in it now"
+    if history != [list(steps) for steps in case.stages[:place]]:
+        return "changed the caller's `history`"
+    return ""
 
 
 def _read(given: Any) -> PlanOf | str:
