@@ -1,4 +1,4 @@
-"""Change random sentences: `python -m tests.reword 50 --seed 7` in a copy of the project.
+"""Change random sentences in a copy: `python -m tests.reword 50 --seed 7`.
 
 An editor may change any sentence without breaking a test. To see whether that holds, we
 put a word between two others, in messages of the program and in texts that a learner
@@ -60,7 +60,7 @@ def messages(path: Path) -> Iterator[Place]:
 
 
 def outside_braces(literal: str) -> str:
-    """The literal, with what an f-string computes replaced by something of its length."""
+    """The literal; what an f-string computes is replaced, at the same length."""
     if "f" not in literal[:2].lower():
         return literal
     return re.sub(r"\{[^{}]*\}", lambda found: "#" * len(found[0]), literal)
