@@ -68,7 +68,7 @@ def reduce_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
     def call(tensor: Tensor) -> None:
         unit.all_reduce(context.comm, tensor)
 
-    return with_each(context, seed, call, sums=True, infinite=1)
+    return with_each(context, seed, call, infinite=1)
 
 
 OF_ANY = on_ranks(reduce_any)

@@ -102,7 +102,7 @@ def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
         return output
 
     shapes = (n,), (2 * n,), (3 * n,)
-    return with_each(context, seed, call, shapes, sums=True, infinite=1)
+    return with_each(context, seed, call, shapes, infinite=1)
 
 
 def digits(seed: int, rank: int, count: int, size: int) -> Tensor:

@@ -51,6 +51,9 @@ SHORT, LONG = Batch(sequence=512, global_batch=4), Batch(sequence=8192, global_b
 TWO = Batch(sequence=64, global_batch=2)
 FAR = replace(SMALL, inter_node=Link(alpha_s=5e-5, bytes_per_s=5e8))
 FAR_PAIRS = replace(FAR, gpus_per_node=2)
+APART = replace(FAR, gpus_per_node=1)
+ONLY_TENSOR = Batch(sequence=65, global_batch=1)
+"""What can't be divided by 2 in any other way, if the model has one layer."""
 SCARCE = Layout(tensor=4, pipeline=2, sequence_parallel=True)
 LESS_SCARCE = (
     Layout(data=4, tensor=2, zero_stage=2, recompute="full", sequence_parallel=True),
@@ -75,6 +78,7 @@ def settings(seed: int) -> tuple[Setting, ...]:
         far,
         pairs,
         Setting("one long sequence", GROUPED, LONG, FAST, 4),
+        Setting("nodes of one GPU", replace(DEEP, layers=1), ONLY_TENSOR, APART, 2),
         *(_with_room(kind, SCARCE, _APART, "little memory") for kind in (near, far)),
         _with_room(pairs, SCARCE, _APART, "little memory"),
         _with_room(pairs, draw.choice(LESS_SCARCE), _APART, "some memory"),

@@ -174,7 +174,8 @@ TELLING: tuple[tuple[Model, Layout, Batch], ...] = (
     (GROUPED, Layout(pipeline=6, tensor=2), Batch(sequence=64, global_batch=12)),
     # fewer microbatches than stages
     (BOTH, Layout(pipeline=8), Batch(sequence=128, global_batch=3)),
-    # interleaved
+    # interleaved; first, with only as many microbatches as stages
+    (BOTH, Layout(pipeline=2, chunks=2), Batch(sequence=128, global_batch=2)),
     (BOTH, Layout(pipeline=4, chunks=2), Batch(sequence=128, global_batch=16)),
     (
         GROUPED,

@@ -21,6 +21,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
 from distlab.grading.checks.tensor_parallel.whole import freeze, make_block
 from distlab.grading.clause import clause
 from distlab.grading.kit.by_name import State, some_of
+from distlab.grading.kit.plans import in_call
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -103,6 +104,24 @@ def _block(
         "shares": _square_of_shares(block),
         "marks": {"forward": [begin, middle], "backward": [middle, end]},
     }
+
+
+def sum_without_biases(context: RankContext, unit: ModuleType, seed: int) -> Tensor:
+    """The gradients of the norms, which are 1 on rank 0, 2 on rank 1, …, when added up.
+
+    The last layers have no bias.
+    """
+    comm = context.comm
+    block = make_block(seed, context.world_size, heads=1).to(comm.device)
+    block.attention.proj.bias = block.mlp.down.bias = None
+    unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
+    unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
+    norms = [*block.norm1.parameters(), *block.norm2.parameters()]
+    for parameter in norms:
+        parameter.grad = torch.full_like(parameter, context.rank + 1)
+    with in_call("all_reduce_replicated_grads, for a block whose layers have no bias"):
+        unit.all_reduce_replicated_grads(comm, block)
+    return flat([as_tensor(parameter.grad) for parameter in norms])
 
 
 def _whole_gradients(block: torch.nn.Module) -> State:
@@ -247,7 +266,12 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
 # ── C3 a block ──────────────────────────────────────────────────────────────────────
 
 
-@clause("tensor_parallel.sequence", "C3", worlds=WORLDS, runs=[on_ranks(sequence_once)])
+@clause(
+    "tensor_parallel.sequence",
+    "C3",
+    worlds=WORLDS,
+    runs=[on_ranks(sequence_once), on_ranks(sum_without_biases)],
+)
 def gradients_of_a_block(runs: Runs) -> str | None:
     """The block's tokens, their gradients, and those of what is whole everywhere."""
     run, n = runs.finished(sequence_once), runs.world_size
@@ -281,6 +305,12 @@ def gradients_of_a_block(runs: Runs) -> str | None:
                 "over the ranks",
             )
         ],
+    )
+    bare, total = runs.finished(sum_without_biases).values, float(n * (n + 1) // 2)
+    expect_values(
+        bare,
+        [torch.full_like(one, total) for one in bare],
+        what="in a block whose last layers have no bias, the gradient of the norms",
     )
     expect_values(
         [torch.stack(_all(run, "shares")).sum(0)],

@@ -26,6 +26,7 @@ from distlab.runner.autopsy import Evidence
 
 WORLDS = (4, 3)
 TIMEOUT_S = 7.0  # not what torch takes by itself
+LATE_S = 1.0  # of a process that waits for ranks that have gone, if it isn't refused
 KEYS = "a PrefixStore for each generation, for your keys and for init_process_group"
 EACH = "every rank calls new_group for each group, in the same order"
 LIMITS = "timeout=timedelta(seconds=timeout_s), for TCPStore and init_process_group"
@@ -34,14 +35,21 @@ LIMITS = "timeout=timedelta(seconds=timeout_s), for TCPStore and init_process_gr
 def two_generations(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[dict[str, Any]]:
-    """Who became what; in the second generation there is a process too many."""
+    """Who became what; in the second generation there is a process too many.
+
+    It comes when the others have met and gone, so it is always the same one.
+    """
     port, n = host_store(context, PATIENCE_S), context.world_size
     lives = []
     for generation, size in ((1, n), (2, fewer_of(n))):
         life: dict[str, Any] = {}
         _note_store(unit, generation, life)
+        is_late = context.rank >= size
+        if is_late:
+            unrecorded(context.comm).barrier()
         try:
-            unit.meet(HOST, port, size, generation, TIMEOUT_S)
+            limit_s = LATE_S if is_late else TIMEOUT_S
+            unit.meet(HOST, port, size, generation, limit_s)
         except Exception as error:
             if generation == 1:
                 raise
@@ -51,6 +59,8 @@ def two_generations(
             life |= _facts()
             leave_default_group()
         lives.append(life)
+        if size < n and not is_late:
+            unrecorded(context.comm).barrier()
         unrecorded(context.comm).barrier()
     return lives
 
