@@ -22,9 +22,7 @@ DTYPES = (torch.int64, torch.bfloat16, torch.float32)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (2, 1, 3), (0,))
 
 
-def tensor_of(
-    seed: int, rank: int, dtype: torch.dtype, shape: Sequence[int]
-) -> Tensor:
+def tensor_of(seed: int, rank: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """This rank's tensor; no other rank has one of its elements."""
     count = torch.Size(shape).numel()
     values = torch.arange(count) + 10 * rank + seed % 7 + 1

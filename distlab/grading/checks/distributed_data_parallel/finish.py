@@ -275,10 +275,17 @@ def buffers_are_rank_0s(runs: Runs) -> str | None:
         for rank, model in enumerate(own):
             model(make_inputs(runs.seed, step, rank))
         held = [value[step]["buffers"] for value in run.values]
+        kept = [[copied(buffer) for buffer in model.buffers()] for model in own]
+        is_any_shared = not all(
+            map(all_close, zip(*held, strict=True), zip(*kept, strict=True))
+        )
         for place, (name, buffer) in enumerate(first.named_buffers()):
-            each = [copied(list(model.buffers())[place]) for model in own]
+            each = [buffers[place] for buffers in kept]
             late = f"after step {step + 1}"
             forgotten = f"{late}, every rank has its own values in the buffer {name}"
+            # One that isn't in one piece in memory is shared as a copy, written back.
+            is_view = is_any_shared and not buffer.is_contiguous()
+            forgotten += ", which is not contiguous" * is_view
             zeros = (
                 f"{late}, the buffer {name} has rank 0's values, although self.active "
                 f"is {active}"
@@ -289,10 +296,13 @@ def buffers_are_rank_0s(runs: Runs) -> str | None:
                 what=f"after step {step + 1}, the buffer {name}",
                 suspects=[
                     Suspect(
-                        slug="buffers-forgotten",
+                        slug="" if is_view else "buffers-forgotten",
                         values=each,
                         sentence=forgotten,
-                        rule="module.buffers() are part of the model: broadcast them",
+                        rule="shared_buffers() writes a copy back when it is asked for "
+                        "the next buffer"
+                        if is_view
+                        else "module.buffers() are part of the model: broadcast them",
                     ),
                     Suspect(slug="", values=[each[0]] * n, sentence=zeros),
                 ],

@@ -289,6 +289,7 @@ _TWICE = "1.0 s, and the median of the others is 0.5 s: twice as long, not longe
 _EVEN = "three ranks: 2.125 s, and the median of the others is 1 s"
 _NOT_EVEN = "three ranks: 1.75 s, and the median of the others is 1 s"
 _AHEAD = "a rank is killed that has completed one more step than the others"
+_FIRST_LINE = "the rank whose line comes first has another checksum than the others"
 _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
 _PLACES = {_LAST: -1, _FIRST: 0}
 LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
@@ -300,7 +301,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a weight differs in the newest step", "desync", 2, (until(7),)),
         ("a nan in a run's first step", "nan", 15, (since(8), in_order(1, 0, 2, 3))),
         ("a nan on the last rank of the list", "nan", 15, (in_order(0, 2, 3, 1),)),
-        ("other checksums", "desync", 15, (other_checksums, in_order(2, 0, 1, 3))),
+        (_FIRST_LINE, "desync", 15, (other_checksums, in_order(2, 0, 1, 3))),
         ("a weight differs, and then a nan", "desync", 15, (nan_from(1, 9),)),
         ("a nan, and then a weight differs", "nan", 15, (differs_from(3, 10),)),
         ("a nan, and a weight differs in its step", "nan", 15, (differs_from(0, 8),)),

@@ -111,7 +111,7 @@ def _wrong(
     pair = apart(got, right)
     if max(abs(got), abs(right)) >= 1e4 and got.is_integer() and right.is_integer():
         pair = _number(got), _number(right)
-    told = _ratio(rows) or _gap(call, got - right)
+    told = (len(rows) == len(shares) and _ratio(rows)) or _gap(call, got - right)
     return NotYetError(
         f"{what} is {pair[0]}, expected {pair[1]}{told}, {_with(call, name)}",
         evidence=_lines(rows),
