@@ -114,6 +114,7 @@ class ShardedOptimizer(zero.BucketOptimizer):
 
         Collective. After reduce_gradients, each bucket.shard has a gradient, which may
         be zero. If an element is infinite, so is the norm, and infinity × 0 is nan.
+        torch divides by the norm plus 1e-6, and you may do so, too.
         3.14 C1 On every rank, `clip` returns the norm that the full gradient had before
                 clipping.
              C2 If the norm is larger than max_norm, the gradient is scaled down to

@@ -39,7 +39,7 @@ def data_parallel(module: nn.Module, bucket_mib: float, wire: torch.dtype) -> An
     Given: torch's default process group. `bucket_mib` is the size of a bucket in MiB,
     `wire` a floating dtype, perhaps narrower than the gradients', where values that are
     too large become inf. A hook replaces everything DDP does with a bucket, including
-    the division.
+    the division, which may come before the sum or after it.
 
     C1 Each rank sums its gradients over its microbatches. After accumulate(), every
        `.grad` is the mean of these sums over all ranks.

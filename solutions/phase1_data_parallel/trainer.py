@@ -102,6 +102,7 @@ def train_step(
 
     Given: all ranks have equal models. `inputs` and `targets` are this rank's samples
     of the global batch, equally many on each rank. `loss_fn` is a mean over samples.
+    Gradients that are there before are only those of the last step.
     C1 The weights end up the same as if a single process had trained on the global
        batch.
     C2 `train_step` returns the mean loss over the global batch as a float, and every

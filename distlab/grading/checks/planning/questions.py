@@ -46,7 +46,7 @@ BOTH = Model(
 )
 LLAMA_8B = Model(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128_256)
 MODELS = {
-    "a model of 4 layers with h = 256": USUAL,  # what is wrong for it has no cause below
+    "a model of 4 layers with h = 256": USUAL,  # with nothing special
     "a model with few key/value heads": GROUPED,
     "a model with tied embeddings": TIED,
     "a model without a gate": PLAIN,
