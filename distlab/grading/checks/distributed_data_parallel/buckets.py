@@ -194,8 +194,8 @@ def _misplaced(buckets: Buckets) -> str:
     for number, (one, other) in enumerate(pairwise(bucket[-1] for bucket in buckets)):
         if one < other:  # its last tensor is the last one to have a gradient
             return (
-                f"bucket {number} comes before bucket {number + 1} and ends with "
-                f"tensor {one}; tensor {other} has its gradient before that"
+                f"bucket {number} is listed before bucket {number + 1}, but is "
+                f"complete later: tensor {one} has its gradient after tensor {other}"
             )
     return ""
 
