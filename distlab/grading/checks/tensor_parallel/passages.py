@@ -68,7 +68,7 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     found["odd"] = odd
     found["any"] = []
     for dtype, shape in OTHERS:
-        x = tensor_of(seed, rank, dtype, shape, sums=True).to(device)
+        x = tensor_of(seed, rank, dtype, shape).to(device)
         y = unit.reduce_from_region(comm, x.clone())
         found["any"].append([x, as_tensor(y)])
     found["elsewhere"] = _in_two_groups(comm, unit, same.to(device), own.to(device))

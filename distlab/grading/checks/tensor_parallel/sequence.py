@@ -113,7 +113,8 @@ def sum_without_biases(context: RankContext, unit: ModuleType, seed: int) -> Ten
     """
     comm = context.comm
     block = make_block(seed, context.world_size, heads=1).to(comm.device)
-    block.attention.proj.bias = block.mlp.down.bias = None
+    for layer in (block.attention.proj, block.mlp.down):
+        layer.register_parameter("bias", None)
     unit.parallel_attention(comm, block.attention, unit.SEQUENCE)
     unit.parallel_mlp(comm, block.mlp, unit.SEQUENCE)
     norms = [*block.norm1.parameters(), *block.norm2.parameters()]
