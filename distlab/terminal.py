@@ -1,9 +1,9 @@
-"""How wide the learner's screen is, and how ranks are named there."""
+"""How wide the learner's screen is, and how ranks and lists are written there."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 WIDTH = 80  # columns; verdicts and tables are made for it
 _LEAST = 40
@@ -16,6 +16,12 @@ def screen_width() -> int:
     Where there is no terminal, 80, or what COLUMNS says.
     """
     return max(_LEAST, min(WIDTH, shutil.get_terminal_size().columns))
+
+
+def enumerated(items: Iterable[object]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ from distlab.comm import ANY
 from distlab.sim.collectives import Collectives, HoldsBack
 from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
 from distlab.sim.messages import Fields, Message, deliver, move
-from distlab.sim.net.links import Ports, Wires
+from distlab.sim.net.links import Wires
 from distlab.sim.payload import Sized
 
 __all__ = ["Channel", "End", "Group", "Message"]
@@ -163,8 +163,6 @@ class Group:
     ) -> None:
         self.kernel, self.wires, self.trace = kernel, wires, trace
         self._message = wires.message
-        # Equal links whose messages nobody traces, on which `fast` puts its own.
-        self.ports = wires if type(wires) is Ports and trace is None else None
         self.members = tuple(members)  # ranks of the world
         self.conditions = conditions
         self.subgroups: dict[object, Group] = {}
@@ -310,12 +308,7 @@ class Group:
             end_ps = self.book(channel, send)
         if end_ps == kernel.batch_ps:
             kernel.batch.append(receive)
-        else:
-            self.plan(receive, end_ps)
-
-    def plan(self, receive: End, end_ps: int) -> None:
-        """Let a message arrive at that time, with those that arrive then."""
-        kernel = self.kernel
+            return
         planned = kernel.events.get(end_ps)
         if planned and type(planned[-1]) is Arrivals:
             batch = planned[-1]

@@ -34,8 +34,8 @@ class Pair:
     """One rank's messages to `dst` and from `src`, with both ends to be reused."""
 
     __slots__ = (
-        *("both", "dst", "here", "inward", "outward", "receives", "receiving"),
-        *("sending", "sends", "src", "whence"),
+        *("both", "dst", "inward", "outward", "receives", "receiving", "sending"),
+        *("sends", "src"),
     )
 
     def __init__(self, group: Group, rank: int, dst: int, src: int) -> None:
@@ -47,7 +47,6 @@ class Pair:
         self.sending = End(group, "send", rank, dst, 0, None, 0)
         self.receiving = End(group, "recv", rank, src, 0, None, 0)
         self.both = (self.sending, self.receiving)
-        self.whence, self.here = self.inward.src, self.inward.dst  # ranks of the world
 
 
 class FastExchange:
@@ -117,52 +116,33 @@ class FastExchange:
             self.exchange(send_tensor, dst, recv_tensor, src, timeout_s)
             return
         # Post both ends; what meets its match goes.
-        sending, receiving = pair.both
+        sending, receiving, step = pair.sending, pair.receiving, self._step
+        num_bytes, traffic = send_tensor.nbytes, self._traffic
+        if traffic is not None:
+            traffic.messages += 1
+            traffic.sent_bytes += num_bytes
         sending.done = sending.met = receiving.done = receiving.met = False
-        sending.step = self._step + 1
-        receiving.step = self._step = self._step + 2
-        sending.num_bytes = num_bytes = send_tensor.nbytes
+        sending.tensor, sending.step = send_tensor, step + 1
+        sending.num_bytes = num_bytes
+        receiving.step = self._step = step + 2
         if kind is not Sized:  # on arrival they would have to be fetched once more
             sending.address = send_tensor.data_ptr()
             receiving.address = recv_tensor.data_ptr()
-            receiving.num_bytes = recv_tensor.nbytes
+            receiving.num_bytes, receiving.tensor = recv_tensor.nbytes, recv_tensor
         elif sending.address:
             sending.address = receiving.address = 0
-        sending.tensor, receiving.tensor = send_tensor, recv_tensor
-        if (traffic := self._traffic) is not None:
-            traffic.messages += 1
-            traffic.sent_bytes += num_bytes
         if pair.receives:
             group.start(pair.outward, sending, pair.receives.popleft())
         else:
             sending.posted = group.num_posted = group.num_posted + 1
             pair.outward.sends.append(sending)
-        now_ps = kernel.now_ps
-        if not pair.sends:
+        if pair.sends:
+            group.start(pair.inward, pair.sends.popleft(), receiving)
+        else:
             receiving.posted = group.num_posted = group.num_posted + 1
             pair.inward.receives.append(receiving)
-        elif (ports := group.ports) is None:
-            group.start(pair.inward, pair.sends.popleft(), receiving)
-        else:  # as in `Group.start` and `Ports.message`: two calls less
-            send = receiving.other = pair.sends.popleft()
-            send.met = receiving.met = True
-            num_bytes = send.num_bytes or send.tensor.nbytes  # type: ignore[union-attr]
-            busy, rest = ports.costs.get(num_bytes) or ports.cost_of(num_bytes)
-            whence, here = pair.whence, pair.here
-            out_free, in_free, start = ports.out_free_ps, ports.in_free_ps, now_ps
-            if out_free[whence] > start:
-                start = out_free[whence]
-            if in_free[here] > start:
-                start = in_free[here]
-            free = out_free[whence] = in_free[here] = start + busy
-            ports.out_busy_ps[whence] += busy
-            ports.in_busy_ps[here] += busy
-            if free + rest == kernel.batch_ps:
-                kernel.batch.append(receiving)
-            else:
-                group.plan(receiving, free + rest)
         # Wait for what comes in, then for what goes out: it may be through by then.
-        since_ps, ready, generators = now_ps, kernel.ready, kernel.generators
+        since_ps, ready, generators = kernel.now_ps, kernel.ready, kernel.generators
         receiving.waiter, fiber.needs = fiber, pair.both
         while True:
             if (
@@ -171,10 +151,9 @@ class FastExchange:
                 and generators.word.value == generators.seen_word
             ):
                 following = kernel.current = ready.popleft()
-                mode = kernel.mode
-                grad = mode.grad = _is_grad_enabled()
+                grad = kernel.mode.grad = _is_grad_enabled()
                 following.switch()
-                if mode.grad is not grad:
+                if kernel.mode.grad is not grad:
                     _set_grad_enabled(grad)
                 if kernel.closing:
                     raise RankEnded

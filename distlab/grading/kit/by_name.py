@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ def some_of(what: str, expected: State, actual: list[State]) -> str:
 
 def of_parameter(
     what: str,
-    model: nn.Module,
+    make_model: Callable[[], nn.Module],
     actual: Sequence[Tensor],
     expected: Tensor,
     tolerance: float = 1e-10,
@@ -47,7 +47,7 @@ def of_parameter(
     all that require a gradient.
     """
     names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in make_model().named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     if sum(parameter.numel() for parameter in names) != expected.numel():
         names = {p: own for p, own in names.items() if p.requires_grad}

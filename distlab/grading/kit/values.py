@@ -65,7 +65,7 @@ def expect_values(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
     *,
-    what: str,
+    what: str | Callable[[], str],
     verb: str = "is",
     suspects: Iterable[Suspect] | Callable[[], Iterable[Suspect]] = (),
     tolerance: float = 1e-10,
@@ -75,9 +75,9 @@ def expect_values(
     """Rank by rank, `actual` must be close to `expected`.
 
     If the expected values are sums or means over the ranks, `parts` has what each rank
-    adds; then the verdict says whose part is missing. What makes the suspects is called
-    only if something is wrong. `rule` is said with a suspect that has none of its own:
-    where no suspect fits, the verdict has no rule.
+    adds; then the verdict says whose part is missing. What makes the suspects or the
+    text `what` is called only if something is wrong. `rule` is said with a suspect that
+    has none of its own: where no suspect fits, the verdict has no rule.
 
     Raises:
         NotYetError: it is not; named after the first suspect whose values fit every
@@ -105,12 +105,13 @@ def expect_values(
                 evidence=evidence,
                 rule=suspect.rule or rule,
             )
+    told = what() if callable(what) else what
     if tolerance < SINGLE and all_close(actual, expected, SINGLE):
-        raise _right_to_some_digits(f"{what} {verb}", actual, expected, evidence)
+        raise _right_to_some_digits(f"{told} {verb}", actual, expected, evidence)
     raise NotYetError(
-        f"{what} {verb} {_fact(actual, expected, wrong, tolerance, parts)}",
+        f"{told} {verb} {_fact(actual, expected, wrong, tolerance, parts)}",
         evidence=evidence,
-        difference=Difference(what=what, actual=tuple(actual), tolerance=tolerance),
+        difference=Difference(what=told, actual=tuple(actual), tolerance=tolerance),
     )
 
 

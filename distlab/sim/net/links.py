@@ -106,11 +106,11 @@ class Ports:
 
     def __init__(self, cost: Cost, world_size: int) -> None:
         self._cost = cost
-        self.costs: dict[int, tuple[int, int]] = {}
-        self.out_free_ps = [0] * world_size
-        self.in_free_ps = [0] * world_size
-        self.out_busy_ps = [0] * world_size
-        self.in_busy_ps = [0] * world_size
+        self._costs: dict[int, tuple[int, int]] = {}
+        self._out_free_ps = [0] * world_size
+        self._in_free_ps = [0] * world_size
+        self._out_busy_ps = [0] * world_size
+        self._in_busy_ps = [0] * world_size
 
     def message(
         self, src: int, dst: int, num_bytes: int, now_ps: int
@@ -118,16 +118,16 @@ class Ports:
         """Implement `Wires.message`."""
         # Called for every message, 2 million times for a ring of 1,024: hence no max()
         # and a cost looked up rather than worked out.
-        busy, rest = self.costs.get(num_bytes) or self.cost_of(num_bytes)
-        out_free, in_free = self.out_free_ps, self.in_free_ps
+        busy, rest = self._costs.get(num_bytes) or self._cost_of(num_bytes)
+        out_free, in_free = self._out_free_ps, self._in_free_ps
         start = now_ps
         if out_free[src] > start:
             start = out_free[src]
         if in_free[dst] > start:
             start = in_free[dst]
         free = out_free[src] = in_free[dst] = start + busy
-        self.out_busy_ps[src] += busy
-        self.in_busy_ps[dst] += busy
+        self._out_busy_ps[src] += busy
+        self._in_busy_ps[dst] += busy
         return start, free + rest
 
     def collective(
@@ -138,7 +138,7 @@ class Ports:
 
     def usage(self) -> dict[str, int]:
         """Implement `Metered.usage`."""
-        busy = {"out": self.out_busy_ps, "in": self.in_busy_ps}
+        busy = {"out": self._out_busy_ps, "in": self._in_busy_ps}
         return {
             f"rank{rank}.{way}": ps
             for way, ranks in busy.items()
@@ -148,14 +148,13 @@ class Ports:
 
     def alone(self, num_bytes: int) -> tuple[int, int]:
         """Return a lone message's picoseconds, and how many keep its ends busy."""
-        busy, rest = self.cost_of(num_bytes)
+        busy, rest = self._cost_of(num_bytes)
         return busy + rest, busy
 
-    def cost_of(self, num_bytes: int) -> tuple[int, int]:
-        """Return the picoseconds that keep the links busy, and those that follow."""
+    def _cost_of(self, num_bytes: int) -> tuple[int, int]:
         busy, rest = self._cost(num_bytes)
-        self.costs[num_bytes] = round(busy), round(rest)
-        return self.costs[num_bytes]
+        self._costs[num_bytes] = round(busy), round(rest)
+        return self._costs[num_bytes]
 
 
 def collective_ps(

@@ -58,13 +58,13 @@ class MeasuredPorts(Ports):
         self, src: int, dst: int, num_bytes: int, now_ps: int
     ) -> tuple[int, int]:
         """Implement `Wires.message`."""
-        start = max(now_ps, self.out_free_ps[src], self.in_free_ps[dst])
+        start = max(now_ps, self._out_free_ps[src], self._in_free_ps[dst])
         whole, latency = self._whole_ps(src, dst, num_bytes, start)
         busy = round(max(0.0, whole - latency))
         end = start + round(max(whole, 0.0))
-        self.out_free_ps[src] = self.in_free_ps[dst] = start + busy
-        self.out_busy_ps[src] += busy
-        self.in_busy_ps[dst] += busy
+        self._out_free_ps[src] = self._in_free_ps[dst] = start + busy
+        self._out_busy_ps[src] += busy
+        self._in_busy_ps[dst] += busy
         self._last[src], self._last[dst] = _Passage(False, end), _Passage(True, end)
         return start, end
 

@@ -7,6 +7,7 @@ parameter with an old gradient; ranks without a batch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,9 +107,10 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=of_parameter(
+            what=partial(
+                of_parameter,
                 f"in step {step + 1}{how} the gradient",
-                Chain(seed),
+                partial(Chain, seed),
                 actual,
                 flat(mean),
                 tolerance(n),

@@ -6,6 +6,7 @@ calls on comm, in the order in which they happen. No clock is needed for it.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -200,16 +201,22 @@ def _expect_buckets(run: Run) -> None:
 
 def _expect_means(run: Run, seed: int) -> None:
     n = run.world_size
-    for part, own, model in (
-        ("branches", doubled(branch_gradients(seed, n)), Branches(seed)),
-        ("chain", chain_gradients(seed, 0, n), Chain(seed)),
+    for part, own, make_model in (
+        ("branches", doubled(branch_gradients(seed, n)), partial(Branches, seed)),
+        ("chain", chain_gradients(seed, 0, n), partial(Chain, seed)),
     ):
         actual = [value[part]["gradients"] for value in run.values]
         mean = flat(mean_of(own))
         expect_values(
             actual,
             same_everywhere(mean, n),
-            what=of_parameter("after backward(), the gradient", model, actual, mean),
+            what=partial(
+                of_parameter,
+                "after backward(), the gradient",
+                make_model,
+                actual,
+                mean,
+            ),
             suspects=_suspects(part, own),
         )
         expect_equal_bits(

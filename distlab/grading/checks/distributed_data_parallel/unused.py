@@ -5,6 +5,7 @@ Ranks that use other parts of the model than others.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -228,9 +229,10 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
         expect_values(
             actual,
             same_everywhere(flat(mean), n),
-            what=of_parameter(
+            what=partial(
+                of_parameter,
                 f"in step {step + 1}, where ranks use different layers, the gradient",
-                Outputs(seed),
+                partial(Outputs, seed),
                 actual,
                 flat(mean),
             ),

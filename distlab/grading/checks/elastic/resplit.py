@@ -21,6 +21,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.terminal import enumerated
 
 TASK = "elastic.resplit"
 SIZES = (1, 2, 3, 4, 5)
@@ -125,10 +126,9 @@ def _num(count: int, what: str) -> str:
 
 
 def _numbers(items: Sequence[int]) -> str:
-    *first, last = map(str, items[:4])
     if len(items) > 4:
-        return f"{', '.join((*first, last))} …"
-    return f"{', '.join(first)} and {last}" if first else last
+        return f"{', '.join(map(str, items[:4]))} …"
+    return enumerated(items)
 
 
 def _samples_of(items: Sequence[int]) -> str:

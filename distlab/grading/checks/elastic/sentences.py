@@ -14,6 +14,7 @@ from distlab.grading.checks.elastic.scripts import MembershipContract
 from distlab.grading.checks.elastic.world import Fact
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.launcher_actions import asked_s
+from distlab.terminal import enumerated
 
 _ORDER = ("regroup", "form", "refuse", "stop", "wake")
 
@@ -273,8 +274,7 @@ def _key(action: Fact) -> str:
 
 
 def _names(members: Sequence[str]) -> str:
-    *first, last = members or ["no member"]
-    return f"{', '.join(first)} and {last}" if first else last
+    return enumerated(members or ["no member"])
 
 
 def _are(members: Sequence[str]) -> str:

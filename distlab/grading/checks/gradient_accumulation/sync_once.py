@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -73,13 +74,18 @@ def mean_over_the_step(runs: Runs) -> str | None:
     n = runs.world_size
     run = runs.finished(sync)
     means = first_means(runs.seed, LEVEL[:n], n == IDLE)
-    model, found = make_model(runs.seed, n), list(run.values)
-    what = of_parameter("the gradient", model, found, means.mean())
-    what += " where the old .grad has an inf" * (n == INFINITE)
+    found = list(run.values)
+    where = "where the old .grad has an inf, " * (n == INFINITE)
     expect_values(
         found,
         same_everywhere(means.mean(), n),
-        what=what,
+        what=partial(
+            of_parameter,
+            f"{where}the gradient",
+            partial(make_model, runs.seed, n),
+            found,
+            means.mean(),
+        ),
         parts=means.parts(),
     )
     expect_equal_bits(

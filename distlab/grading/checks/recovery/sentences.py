@@ -12,6 +12,7 @@ from signal import SIGTERM
 from distlab.given.sigkill import SIGKILL
 from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.kit.launcher_actions import END, Fact, signal_name
+from distlab.terminal import enumerated
 
 _ORDINALS = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 
@@ -288,7 +289,4 @@ def _count(num: int, one: str, many: str = "") -> str:
 def _processes(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no process"
-    *first, last = map(str, numbers)
-    if not first:
-        return f"process {last}"
-    return f"processes {', '.join(first)} and {last}"
+    return f"process{'es' * (len(numbers) > 1)} {enumerated(numbers)}"

@@ -206,33 +206,29 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
         )
     ]
     if whole.name == "attention":
-        found.append(
+        found += [
             Suspect(
                 slug="qkv-cut-across",
                 values=same_everywhere(whole.cut_across(), n),
                 sentence="qkv was split as one tensor: a rank has queries, keys or "
                 "values of heads that belong to other ranks",
                 rule="a rank needs the rows of its heads in each third of qkv",
-            )
-        )
-        found.append(
+            ),
             Suspect(
                 slug="",
                 values=same_everywhere(whole.head_by_head(), n),
                 sentence="a rank's rows of qkv are sorted by head (q0 k0 v0 q1 …), but "
                 "its attention takes the first third as queries",
                 rule="a rank's rows: queries of all its heads, then keys, then values",
-            )
-        )
-        found.append(
+            ),
             Suspect(
                 slug="qkv-bias-left-behind",
                 values=same_everywhere(whole.bias_as_it_was(), n),
                 sentence="the rows of qkv's weight are reordered but its bias isn't, "
                 "so a rank adds the bias of other heads",
                 rule="reorder the bias together with the rows",
-            )
-        )
+            ),
+        ]
     return found
 
 
