@@ -134,12 +134,12 @@ def cpu_s(pid: int) -> float:
 
 def sleeps(pid: int) -> bool:
     """Whether every thread of `pid` waits for something; True where unknown."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            text = stat.read_bytes()
-            if text[text.rindex(b")") + 2 :][:1] != b"S":
-                return False
-    return True
+    threads = Path(f"/proc/{pid}/task")
+    try:
+        numbers = os.listdir(threads)
+    except OSError:
+        return True  # gone, or not Linux
+    return all(_state_and_parent(threads / each)[0] in ("S", "") for each in numbers)
 
 
 def is_stopped(pid: int) -> bool:

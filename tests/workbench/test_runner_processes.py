@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.runner import Cluster, Limits, RunnerError
+from distlab.runner import Cluster, Limits, RunnerError, processes
 from tests.workbench.conformance import misbehaviour as programs
 from tests.workbench.conformance import parent as parent_script
 from tests.workbench.golden import Golden
@@ -33,6 +34,16 @@ def eventually(condition: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_process_may_go_while_its_threads_are_looked_at() -> None:
+    for _ in range(100):
+        program = subprocess.Popen(["true"])
+        ended = threading.Thread(target=program.wait)
+        ended.start()
+        while ended.is_alive():
+            processes.sleeps(program.pid)
+        assert processes.sleeps(program.pid)  # gone: unknown
 
 
 # ── what a program does to its surroundings ─────────────────────────────────────────
