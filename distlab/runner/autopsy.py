@@ -68,10 +68,10 @@ def explain_deadlock(run: Run) -> str:
     if run.cycle:
         circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
         if ops <= set(SENDS):
-            return f"{circle} all wait in send, no rank is in recv"
+            return f"ranks {circle} wait in send, each for the next; none is in recv"
         if ops <= set(RECEIVES):
-            return f"{circle} all wait in recv, no rank is in send"
-        return f"{circle} each waits for the next"
+            return f"ranks {circle} wait in recv, each for the next; none is in send"
+        return f"ranks {circle} wait, each for the next"
     for record in waiting:
         for peer in run.waits_for.get(record.rank, ()):
             if _index(run, peer) and run.ranks[peer].status == "finished":

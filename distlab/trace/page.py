@@ -157,7 +157,7 @@ def _inert(data: dict[str, Any]) -> str:
 
 def _sentence(run: Run, trace: Trace) -> str:
     if run.outcome == "deadlock" and run.cycle:
-        return f"Deadlock of ranks {trace.sentence}"
+        return f"Deadlock: {trace.sentence}"
     return trace.sentence
 
 
