@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distlab.curriculum import UnitSource
@@ -46,6 +46,14 @@ class RunSpec:
     scenario: Scenario
     values: tuple[tuple[str, Any], ...] = ()
     network: Network | None = None  # virtual time; None: on ranks of its world size
+    situation: str = field(default="", compare=False)  # said first if it fails
+
+    def when(self, situation: str) -> RunSpec:
+        """Name what is special about this run, as in "with an empty tensor".
+
+        A run that doesn't finish, because of an error or a deadlock, would not say it.
+        """
+        return replace(self, situation=situation)
 
     @property
     def name(self) -> str:
@@ -92,6 +100,12 @@ def in_rounds(
     return in_virtual_time(scenario, world_size, bytes_per_s=speed, **values)
 
 
+def _spec(scenario: Scenario | RunSpec, values: dict[str, Any]) -> RunSpec:
+    if isinstance(scenario, RunSpec):
+        return scenario
+    return on_ranks(scenario, **values)
+
+
 class UndeclaredRunError(LookupError):
     """A judge read a run that its clause does not declare: a mistake of the course."""
 
@@ -128,19 +142,21 @@ class Runs(ABC):
         Raises:
             NotYetError: it did not; with the diagnosis of how it ended.
         """
-        run = self.ended(scenario, **values)
-        if run.outcome != "finished":
-            raise diagnose(run)
-        diagnose_finished(run)
-        if self.source.builds:
-            only_messages(run)
+        spec = _spec(scenario, values)
+        run = self._declared(spec)
+        try:
+            if run.outcome != "finished":
+                raise diagnose(run)
+            diagnose_finished(run)
+            if self.source.builds:
+                only_messages(run)
+        except NotYetError as failure:
+            raise failure.but(situation=self._situation(spec)) from None
         return run
 
     def ended(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
         """The record of a run on ranks, however it ended."""
-        if isinstance(scenario, RunSpec):
-            return self._declared(scenario)
-        return self._declared(on_ranks(scenario, **values))
+        return self._declared(_spec(scenario, values))
 
     def reference(self, scenario: Scenario | RunSpec, **values: Any) -> Run:
         """The record of the reference in the same run on ranks.
@@ -159,7 +175,7 @@ class Runs(ABC):
         assert spec.network is not None
         run = self._declared(spec)
         if run.outcome != "finished":
-            raise diagnose(run)
+            raise diagnose(run).but(situation=self._situation(spec))
         told: dict[str, Any] = run.values[0]
         if told["outcome"] != "finished":
             n = spec.network.world_size
@@ -167,8 +183,14 @@ class Runs(ABC):
                 f"on {n} simulated ranks: {told['explanation']}",
                 kind="DEADLOCK",
                 run=run,
+                situation=self._situation(spec),
             )
         return told
+
+    def _situation(self, spec: RunSpec) -> str:
+        """What was said of the run where it was declared."""
+        declared = [each for each in self.declared or () if each == spec]
+        return next((each.situation for each in declared), spec.situation)
 
     def _declared(self, spec: RunSpec) -> Run:
         if self.declared is not None and spec not in self.declared:

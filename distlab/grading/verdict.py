@@ -50,7 +50,8 @@ class NotYetError(Exception):
     ranks printed. `fatal` means that the task's other clauses cannot be judged, `run`
     is what it is about, and `played` how many ranks there were where one process played
     them all. `difference` is set where the ranks' values are wrong, so that the book of
-    mistakes can look for a solution that leaves the same.
+    mistakes can look for a solution that leaves the same. `situation` tells what is
+    special about the run, and stands before the message: "with an empty tensor".
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class NotYetError(Exception):
         run: Run | None = None,
         played: int | None = None,
         difference: Difference | None = None,
+        situation: str = "",
     ) -> None:
         super().__init__(message)
         self.message: Final = message
@@ -78,6 +80,12 @@ class NotYetError(Exception):
         self.run: Final = run
         self.played: Final = played
         self.difference: Final = difference
+        self.situation: Final = situation
+
+    @property
+    def headline(self) -> str:
+        """The message, and before it the situation where one is known."""
+        return ", ".join(filter(None, (self.situation, self.message)))
 
     def but(self, **changes: Any) -> NotYetError:
         """The same verdict with other facts, by the names of the arguments."""
@@ -92,6 +100,7 @@ class NotYetError(Exception):
             "run": self.run,
             "played": self.played,
             "difference": self.difference,
+            "situation": self.situation,
         }
         assert facts.keys() >= changes.keys()
         return NotYetError(**{**facts, **changes})
@@ -141,7 +150,7 @@ class ClauseVerdict:
         """The same clause where `failure` was raised; `more` are fields of its own."""
         facts: dict[str, Any] = {
             "world_size": world_size,
-            "message": failure.message,
+            "message": failure.headline,
             "slug": failure.slug,
             "kind": failure.kind,
             "evidence": failure.evidence,

@@ -163,7 +163,7 @@ def explain_end(record: RankRecord) -> str:
     """How one rank failed: what it raised and where, or how its process ended."""
     if record.error is not None:
         at = _spot(own_frame(record.error.frames))
-        return f"raised {error_text(record.error)}" + (f" at {at}" if at else "")
+        return f"raised {error_text(record.error, at)}"
     status = record.exit_status
     if status is None:
         return "ended without a result"
@@ -230,15 +230,17 @@ def describe_tensor(call: Event | None) -> str:
     return "" if shape is None else f"{shape} {dtype}"
 
 
-def error_text(error: ErrorRecord) -> str:
-    """`KeyError: 'x'`, on one line and not endless."""
-    message = _OUR_COMM.sub("comm", " ".join(error.message.split()))
+def error_text(error: ErrorRecord, at: str = "") -> str:
+    """`KeyError at ring.py:7: 'x'`, on one line and not endless."""
+    message = _OUR_COMM.sub("comm", " ".join(error.message.split())).rstrip(".")
+    kind = error.type
     if "DefaultCPUAllocator" in message:
+        kind = "out of memory"
         message = message[message.index("you tried") :].replace("Error code 12 ", "")
-        return f"out of memory: {message}"
-    if len(message) > 160:
+    elif len(message) > 160:
         message = message[:157] + "..."
-    return f"{error.type}: {message}" if message != error.type else error.type
+    where = f"{kind} at {at}" if at else kind
+    return f"{where}: {message}" if message != error.type else where
 
 
 def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:

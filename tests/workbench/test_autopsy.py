@@ -148,7 +148,7 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
             raised(1, "KeyError", "'momentum'"),
             waiting(2, "recv", src=1),
         ),
-        ("rank 1", "KeyError: 'momentum'", "template_ring.py:7", 0, 2),
+        ("rank 1", "KeyError", "template_ring.py:7", "'momentum'", 0, 2),
     ),
     "exit 0": (run("died", died(0, 0), done(1)), ("rank 0", 0)),
     "exit 3": (run("died", died(0, 3 << 8), done(1)), ("rank 0", 3)),

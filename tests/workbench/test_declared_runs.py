@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from distlab.curriculum import UnitSource
 from distlab.grading import clause as register
 from distlab.grading.clause import Check, checks_of, declared_runs
 from distlab.grading.report import lines_of, plain
-from distlab.grading.runs import Runs, RunSpec, in_rounds, in_virtual_time, on_ranks
-from distlab.grading.verdict import HARNESS
-from distlab.runner import Cluster
+from distlab.grading.runs import (
+    RecordedRuns,
+    Runs,
+    RunSpec,
+    in_rounds,
+    in_virtual_time,
+    on_ranks,
+)
+from distlab.grading.verdict import HARNESS, NotYetError
+from distlab.runner import Cluster, ErrorRecord, RankContext, RankRecord, Run
 from distlab.runner.rank import resolve
 from distlab.runner.wire import decode, encode
 from tests.workbench.judging import CURRICULUM, solution_of, verdict_on
@@ -53,6 +62,33 @@ def test_runs_are_equal_if_and_only_if_they_are_written_alike(unit: str) -> None
         for _, _, spec in declared(task):
             assert by_text.setdefault(str(spec), spec) == spec
             assert by_value.setdefault(spec, str(spec)) == str(spec)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_a_run_is_about_is_said_in_one_way(unit: str) -> None:
+    for task in TASKS_OF[unit]:
+        said: dict[RunSpec, str] = {}
+        for check, _, spec in declared(task):
+            assert said.setdefault(spec, spec.situation) == spec.situation, check.clause
+
+
+def test_a_run_that_failed_says_what_it_is_about() -> None:
+    error = ErrorRecord(type="IndexError", message="it is empty")
+    rank = RankRecord(rank=0, status="raised", error=error)
+    run = Run(world_size=1, outcome="failed", ranks=(rank,), seconds=0.0, limit_s=1.0)
+    spec = on_ranks(_play)
+    source = UnitSource("topology", "file", Path("topology.py"), "")
+    for read in (_play, spec):
+        runs = RecordedRuns(source, 1, 0, {spec: run})
+        runs.declared = frozenset([spec.when("with an empty tensor")])
+        with pytest.raises(NotYetError) as failed:
+            runs.finished(read)
+        assert failed.value.situation == "with an empty tensor"
+        assert failed.value.headline.startswith("with an empty tensor, ")
+
+
+def _play(context: RankContext, unit: ModuleType, seed: int) -> None:
+    raise AssertionError("only its record is read")
 
 
 @pytest.mark.parametrize("unit", UNITS)
