@@ -55,6 +55,7 @@ class EntryResult:
         return line | {
             "clause": self.clause,
             "slug": self.slug,
+            "message": self.message,
             "seconds": round(self.seconds, 3),
         }
 

@@ -58,6 +58,21 @@ def off(actual: Tensor, expected: Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
+def _farthest(actual: Sequence[Tensor], total: Tensor, bound: float) -> str:
+    """The element of all ranks that is farthest from the sum, and that sum."""
+    rank = max(range(len(actual)), key=lambda rank: off(actual[rank], total))
+    who = f"on rank {rank}, bucket.flat"
+    flat = actual[rank]
+    if flat.shape != total.shape:
+        return f"{who} has the shape {list(flat.shape)}, expected {list(total.shape)}"
+    gaps = (flat.double() - total).abs().nan_to_num(nan=torch.inf)
+    index = int(gaps.argmax())
+    return (
+        f"{who}[{index}] is {float(flat[index]):.3g} after wait(), expected "
+        f"{float(total[index]):.3g} ± {bound:.2g}"
+    )
+
+
 def _rows(
     actual: Sequence[Tensor], total: Tensor, bound: float
 ) -> tuple[Evidence, ...]:
@@ -107,8 +122,7 @@ def _expect_sum(runs: Runs, bucket: int, step: int, names: Sequence[str]) -> Non
             rule=mistake.rule,
         )
     raise NotYetError(
-        f"step {step + 1}, bucket {bucket}: bucket.flat after wait() is off by more "
-        f"than {bound:.3g}",
+        f"step {step + 1}, bucket {bucket}: {_farthest(actual, total, bound)}",
         evidence=evidence,
     )
 
@@ -137,8 +151,8 @@ def _expect_one_scale(runs: Runs) -> None:
     fits = all(off(a, added) <= 1e-6 * PEAK for a in actual)
     more = ": the ranks' scales were added up" if fits else ""
     raise NotYetError(
-        "where the ranks have equally large elements in different places, bucket.flat "
-        f"after wait() is off by more than {bound:.3g}{more}",
+        "the ranks have equally large elements in different places; "
+        f"{_farthest(actual, total, bound)}{more}",
         evidence=_rows(actual, total, bound),
         rule="one scale for all: all_reduce with ReduceOp.MAX" if fits else "",
     )
@@ -193,7 +207,7 @@ def _expect_narrow(runs: Runs) -> None:
     for what, actual, total, bound, overflown in _narrow_results(runs):
         if off(actual, total) > bound and not overflown:
             raise NotYetError(
-                f"{what}: bucket.flat after wait() is off by more than {bound:.3g}",
+                f"{what}: {_farthest([actual], total, bound)}",
                 evidence=_rows([actual], total, bound),
             )
 
@@ -234,7 +248,7 @@ def _narrow_results(runs: Runs) -> Iterator[_Narrow]:
         # 128 scales are one more than the largest element.
         overflown = off(actual, total) > bound and off(actual, guess) <= 2.5 * scale
         largest = float(part.abs().max())
-        what = f"a bucket of {dtype} on one rank, the largest element {largest:.3g}"
+        what = f"in a bucket of {dtype} whose largest element is {largest:.3g}"
         yield _Narrow(what, actual, total, bound, overflown)
 
 
@@ -300,7 +314,7 @@ def _expect_room_for_the_residual(runs: Runs) -> None:
             "the residual is added, and the scale is that of the gradients alone: the "
             "numbers do not fit into int8"
             if fits
-            else f"bucket.flat after wait() is off by more than {bound:.3g}"
+            else _farthest(actual, total, bound)
         ),
         slug="int8-overflow" if fits else "",
         evidence=_rows(actual, total, bound),
@@ -388,8 +402,8 @@ def _lost(rank: int, actual: Tensor, total: Tensor, bound: float) -> None:
     # Without error feedback each step may be off by one rounding, and no more.
     gone = not actual[at].any() and off(actual, total) <= STEPS * bound
     raise NotYetError(
-        f"rank {rank}: after {STEPS} steps the sum of all buckets is off by "
-        f"{off(actual, total):.3g}, expected at most {bound:.3g}",
+        f"on rank {rank}, the sum of {STEPS} steps' buckets is off by "
+        f"{off(actual, total):.3g}, expected at most {bound:.3g}: one step's rounding",
         slug="no-error-feedback" if gone else "",
         evidence=[
             (

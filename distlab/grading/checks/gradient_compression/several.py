@@ -42,13 +42,15 @@ _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _where(step: int, parameter: int) -> str:
-    """`step 3, in another bucket than before: matrix 2 of 3 of a bucket, 5 × 6,`."""
+    """`in step 3, matrix 2 of a bucket's 3 (5 × 6)`."""
     (places,) = [one for one in layout(step) if parameter in one]
     matrices = [i for i in places if i in MATRICES]
     moved = ", in another bucket than before" if step == MOVED else ""
     rows, columns = sides(parameter)
-    place = f"matrix {matrices.index(parameter) + 1} of {len(matrices)}"
-    return f"step {step + 1}{moved}: {place} of a bucket, {rows} × {columns},"
+    which = "a bucket's only matrix"
+    if len(matrices) > 1:
+        which = f"matrix {matrices.index(parameter) + 1} of a bucket's {len(matrices)}"
+    return f"in step {step + 1}{moved}, {which} ({rows} × {columns})"
 
 
 def _run(runs: Runs, dtype: str = "float64") -> Run:

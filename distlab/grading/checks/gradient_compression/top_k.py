@@ -167,12 +167,17 @@ def sum_of_what_was_sent(runs: Runs) -> str | None:
 def _expect_sum(runs: Runs, step: int, bucket: int, suspects: Any) -> None:
     n = runs.world_size
     actual = sums_of(runs.finished(compress), step, bucket)
-    after = f" (in step {OVERFLOW + 1} a gradient is inf)"
+    infinite = ""
+    if step >= OVERFLOW and not bucket:
+        infinite = f", after step {OVERFLOW + 1} with a gradient of inf"
+    if step == OVERFLOW and not bucket:
+        infinite = ", in which a gradient is inf"
     dtype = gradients(runs.seed, n)[step][bucket][0].dtype
-    where = f"step {step + 1}, bucket {bucket}"
-    where += " (float32)" * (dtype == torch.float32)
-    where += after * (step >= OVERFLOW and not bucket)
-    what = f"{where}: bucket.flat after wait()"
+    single = " (float32)" * (dtype == torch.float32)
+    what = (
+        f"in step {step + 1}{infinite}, with both buckets in flight, the sum of bucket "
+        f"{bucket}{single}"
+    )
     expect_values(
         actual,
         [expected(runs.seed, n)[step][bucket]] * n,
