@@ -15,16 +15,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
 from distlab.comm import leave_default_group
-from distlab.grading.checks.checkpoint_port.storage import Storage
+from distlab.grading.kit.again import played_once
 from distlab.grading.kit.shard_training import (
     Momentum,
     batch_of,
@@ -35,6 +34,9 @@ from distlab.grading.kit.shard_training import (
 )
 from distlab.grading.kit.torch_group import join
 from distlab.runner import RankContext
+
+if TYPE_CHECKING:
+    from distlab.grading.checks.checkpoint_port.storage import Storage
 
 WORLDS = (3,)
 FIRST, SECOND = 9, 10  # steps with a checkpoint: as text "9" comes after "10"
@@ -82,10 +84,18 @@ def whole(seed: int) -> nn.Sequential:
 
 def fresh(seed: int) -> tuple[nn.Sequential, Momentum]:
     """A sharded model and its optimizer."""
+    from torch.distributed.fsdp import fully_shard  # a second, which judges don't need
+
     model = whole(seed)
     for layer in (*model, model):
         fully_shard(layer)
     return model, Momentum(model, lr=OTHER_LR)
+
+
+def _storage(unit: ModuleType) -> Storage:
+    from distlab.grading.checks.checkpoint_port.storage import Storage
+
+    return Storage(unit)
 
 
 def most_of(model: nn.Module) -> int:
@@ -125,7 +135,7 @@ def three_lives(
             rank=context.rank,
             world_size=size,
         )
-        with Storage(unit) as storage:
+        with _storage(unit) as storage:
             lives.append(_live(unit, storage, folder, seed, life))
         leave_default_group()
     return lives
@@ -180,10 +190,11 @@ def steps_of(life: int) -> range:
 # ── a save that waits for its disk ──────────────────────────────────────────────────
 
 
+@played_once
 def in_background(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
     """Saves while training goes on; a full disk; what a new model loads."""
     join(context)
-    with Storage(unit) as storage:
+    with _storage(unit) as storage:
         storage.refuses = True
         try:
             return _saves(context, unit, storage, seed)

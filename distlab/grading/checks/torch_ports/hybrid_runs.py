@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
+from distlab.grading.kit.again import played_once
 from distlab.grading.kit.shard_training import (
     Momentum,
     batch_of,
@@ -83,6 +84,7 @@ def _trained(model: nn.Sequential, rank: int, seed: int) -> dict[str, Any]:
     return found | {"computed": computed[0]}
 
 
+@played_once
 def continued(context: RankContext, unit: ModuleType, seed: int) -> Tensor | None:
     """All ranks train and save; the first ones load into a new model and go on."""
     join(context)
