@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     RAGGED,
+    Means,
     Zoo,
+    finished,
     first_means,
     gradients_of,
     loss_for,
@@ -18,6 +21,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.again import turned
+from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.outputs import Outputs
 from distlab.grading.kit.values import expect_values
 from distlab.grading.kit.zoo import STALE
@@ -62,6 +66,19 @@ def accumulate_once(
     }
 
 
+def _added(runs: Runs, means: Means) -> str:
+    """The gradient; and of which parameter, if that isn't an ordinary one."""
+    n, what = runs.world_size, "the added gradient"
+    idle = n == IDLE
+    model = partial(Zoo, runs.seed, frozen=idle, unused=idle, transposed=True)
+    found = [value["added"] for value in runs.finished(accumulate_once).values]
+    for own, right in zip(found, means.parts(), strict=True):
+        said = of_parameter(what, model, [own], right)
+        if ", which" in said:
+            return said
+    return what
+
+
 @clause(
     "gradient_accumulation.accumulate",
     "C1",
@@ -71,12 +88,14 @@ def accumulate_once(
 def every_sample_counts_alike(runs: Runs) -> str | None:
     """Each rank's contribution, against every microbatch by itself."""
     n = runs.world_size
-    run = runs.finished(accumulate_once)
+    run = finished(
+        runs, accumulate_once, frozen=runs.world_size == IDLE, transposed=True
+    )
     means = first_means(runs.seed, turned(RAGGED, runs.seed)[:n], n == IDLE)
     expect_values(
         [value["added"] for value in run.values],
         means.parts(),
-        what="what accumulate adds to .grad",
+        what=partial(_added, runs, means),
     )
     return (
         f"n = {n}: {means.total} samples in {sum(map(len, means.sizes))} microbatches"
@@ -91,13 +110,15 @@ def every_sample_counts_alike(runs: Runs) -> str | None:
 )
 def one_microbatch_at_a_time(runs: Runs) -> str | None:
     """What autograd keeps at its peak, against one microbatch alone."""
-    run = runs.finished(accumulate_once)
+    run = finished(
+        runs, accumulate_once, frozen=runs.world_size == IDLE, transposed=True
+    )
     worst = max(run.values, key=lambda value: value["peak"] / value["one"])
     if worst["peak"] > ROOM * worst["one"]:
         times = worst["peak"] / worst["one"]
         raise NotYetError(
-            f"at the peak, autograd keeps {times:.3g} × the activations of one "
-            "microbatch",
+            f"at the peak, autograd keeps the activations of {times:.3g} microbatches, "
+            "expected those of one at a time",
             slug="graphs-kept",
             evidence=tuple(
                 Evidence(
@@ -118,7 +139,7 @@ def _expect_results_let_go(results: list[int]) -> None:
         return
     raise NotYetError(
         f"{max(results)} outputs of the model are alive at the same time, each with "
-        "its graph",
+        f"its graph, expected at most {RESULTS}",
         slug="graphs-kept",
         evidence=tuple(
             Evidence(rank=rank, state="held", text=f"{count} outputs of the model")

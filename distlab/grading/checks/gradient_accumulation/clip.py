@@ -18,6 +18,7 @@ from distlab.grading.checks.gradient_accumulation.clipped_training import (
 from distlab.grading.checks.gradient_accumulation.microbatches import (
     LEVEL,
     Zoo,
+    finished,
     loss_for,
     make_microbatches,
     weights_of,
@@ -104,24 +105,27 @@ def clip_nothing(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
     return {"norm": number_of(norm), "same": same}
 
 
+NOTHING = on_ranks(clip_nothing).when("for gradients of norm 0")
+
+
 def _judged(world_size: int) -> list[RunSpec]:
-    return [on_ranks(clip_steps), *[on_ranks(clip_nothing)] * (world_size == WORLDS[0])]
+    return [on_ranks(clip_steps), *[NOTHING] * (world_size == WORLDS[0])]
 
 
 @clause("gradient_accumulation.clip", "C1", worlds=WORLDS, runs=_judged)
 def clipped_once(runs: Runs) -> str | None:
     """After some steps the weights are those of the single-process baseline."""
     n, seed = runs.world_size, runs.seed
-    run = runs.finished(clip_steps)
+    run = finished(runs, clip_steps)
     _expect_steps(run)
     expect_weights(run, seed)
     expect_messages(run, "the weights are right, but not through comm")
     if n == WORLDS[0]:
-        for rank, value in enumerate(runs.finished(clip_nothing).values):
+        for rank, value in enumerate(runs.finished(NOTHING).values):
             if not value["same"]:
                 raise NotYetError(
-                    "in a step whose gradients are all zero, the weights change on "
-                    f"rank {rank}",
+                    f"for gradients of norm 0, clip changed the weights on rank {rank}"
+                    ", expected no change",
                     rule="a gradient of norm 0 isn't longer than max_norm",
                 )
     return f"n = {n}: the weights of the baseline after {len(MAX_NORMS)} steps"
@@ -175,12 +179,26 @@ def _first_wrong_step(run: Run, seed: int) -> NotYetError:
                 f"cosine of the two gradients {float(alike):.4f}",
             )
         )
-    call = f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}, rank {rank} stepped"
+    call = f"{_in_call(step)}, rank {rank} stepped"
     if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
-        said = f"with a wrong gradient of the right norm, {wanted:.4g}"
+        said = (
+            f"with a gradient of the right norm, {wanted:.3g}, but in another direction"
+        )
     else:
-        said = f"with a gradient of norm {norms[rank]:.4g}, expected {wanted:.4g}"
+        said = "with a gradient of norm {}, expected {}".format(
+            *_pair(norms[rank], wanted)
+        )
     return NotYetError(f"{call} {said}", evidence=tuple(evidence))
+
+
+def _in_call(step: int) -> str:
+    return f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}"
+
+
+def _pair(got: float, wanted: float) -> tuple[str, str]:
+    """Both with three digits, or with as many as it takes to see that they differ."""
+    pairs = [(f"{got:.{d}g}", f"{wanted:.{d}g}") for d in (3, 5, 8, 17)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def _expect_steps(run: Run) -> None:
@@ -190,13 +208,16 @@ def _expect_steps(run: Run) -> None:
             is_each = steps == len(MAX_NORMS) * len(LEVEL[rank])
             raise NotYetError(
                 f"in {len(MAX_NORMS)} calls of clip, rank {rank} called "
-                f"optimizer.step() {steps} times",
+                f"optimizer.step() {steps} times, expected once per call",
                 slug="stepped-every-microbatch" if is_each else "",
                 rule="one step, after the last microbatch",
             )
 
 
-PART = on_ranks(clip_steps, part=True)
+HAS_SOME = "when the optimizer has only some of the model's parameters"
+PART = on_ranks(clip_steps, part=True).when(
+    "with a transposed parameter and an optimizer for some parameters only"
+)
 
 
 def _plays(world_size: int) -> list[RunSpec]:
@@ -206,10 +227,10 @@ def _plays(world_size: int) -> list[RunSpec]:
 @clause("gradient_accumulation.clip", "C2", worlds=WORLDS, runs=_plays)
 def norm_before_clipping(runs: Runs) -> str | None:
     """The returned float is the norm of the full gradient, on every rank."""
-    told = expect_norms(runs.finished(clip_steps), runs.seed, "clip")
+    told = expect_norms(finished(runs, clip_steps), runs.seed, "clip")
     if runs.world_size == WORLDS[0]:
         # No baseline here trains some of the parameters only.
-        what = "where the optimizer has only some parameters, the returned norm"
+        what = f"{HAS_SOME}, the returned norm"
         freedom = up_to(TOLERANCE)
         expect_like_reference(runs, PART, "norms", what=what, freedom=freedom)
     return told
@@ -228,15 +249,34 @@ def expect_norms(run: Run, seed: int, name: str) -> str:
     weights = [value["weights"] for value in run.values]
     count = len(MAX_NORMS) if all_close(weights, right_training(seed, n), 1e-6) else 1
     expected = norms_of(seed, n)[:count]
-    expect_values(
-        [torch.tensor(own[:count], dtype=torch.float64) for own in norms],
-        same_everywhere(expected, n),
-        what="the returned norm",
-        tolerance=TOLERANCE,
-    )
+    try:
+        expect_values(
+            [torch.tensor(own[:count], dtype=torch.float64) for own in norms],
+            same_everywhere(expected, n),
+            what="the returned norm",
+            tolerance=TOLERANCE,
+        )
+    except NotYetError as error:
+        if error.difference is None:
+            raise
+        raise error.but(message=_first_wrong_norm(norms, expected)) from None
     if count > 1:
         _expect_all_digits(norms, same_everywhere(expected[:EXACT], n))
     return f"n = {n}: norms {', '.join(f'{x:.3f}' for x in expected.tolist())}"
+
+
+def _first_wrong_norm(norms: list[list[float]], expected: Tensor) -> str:
+    step, rank, wanted = next(
+        (step, rank, wanted)
+        for step, wanted in enumerate(expected)
+        for rank, own in enumerate(norms)
+        if not close(torch.tensor(own[step]).double(), wanted, TOLERANCE)
+    )
+    got, right = _pair(norms[rank][step], float(wanted))
+    return (
+        f"{_in_call(step)}, rank {rank} returned {got}, expected {right}, the "
+        "gradient's norm before clipping"
+    )
 
 
 def _expect_all_digits(norms: list[list[float]], expected: list[Tensor]) -> None:

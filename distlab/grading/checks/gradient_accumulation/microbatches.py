@@ -12,8 +12,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.kit import when_raised
 from distlab.grading.kit.flat import flat, gradients_of, weights_of
 from distlab.grading.kit.zoo import Zoo, all_gradients, loss_of
+from distlab.grading.runs import Runs, RunSpec, Scenario
+from distlab.runner import Run
 
 Sizes = tuple[int, ...]
 """The samples in each microbatch of one rank."""
@@ -111,12 +114,29 @@ def first_means(seed: int, sizes: tuple[Sizes, ...], idle: bool = False) -> Mean
     return means_of(Zoo(seed, frozen=idle, unused=idle), seed, 0, sizes)
 
 
+def finished(
+    runs: Runs,
+    spec: Scenario | RunSpec,
+    *,
+    frozen: bool = False,
+    transposed: bool = False,
+) -> Run:
+    """The record of a run with a Zoo; see kit/when_raised.py."""
+    kinds = {"0-dim": "with a parameter of shape [] in the model"}
+    if transposed:
+        kinds["view size"] = "with a transposed view among the parameters"
+    if frozen:
+        kinds["does not require grad"] = "with a frozen parameter in the model"
+    return when_raised.finished(runs, spec, kinds)
+
+
 __all__ = [
     "FINE",
     "LEVEL",
     "RAGGED",
     "Means",
     "Zoo",
+    "finished",
     "first_means",
     "gradients_of",
     "loss_for",

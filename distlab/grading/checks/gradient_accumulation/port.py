@@ -118,7 +118,8 @@ def sent_once(runs: Runs) -> str | None:
     if max(sent) > size:
         every = set(sent) == {float(size * MICROBATCHES)}
         raise NotYetError(
-            f"one step sends {max(sent):g} elements for {size} gradient elements",
+            f"in one step with {MICROBATCHES} microbatches, DDP sends {max(sent):g} "
+            f"elements, expected each of the {size} gradient elements once",
             slug="synced-every-microbatch" if every else "",
             evidence=tuple(
                 Evidence(

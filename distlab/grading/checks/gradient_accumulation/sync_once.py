@@ -14,6 +14,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
     FINE,
     LEVEL,
     Zoo,
+    finished,
     first_means,
     gradients_of,
     loss_for,
@@ -72,10 +73,10 @@ def sync(
 def mean_over_the_step(runs: Runs) -> str | None:
     """Every rank's gradients are those of the whole batch, the same bits."""
     n = runs.world_size
-    run = runs.finished(sync)
+    run = finished(runs, sync, frozen=n == IDLE, transposed=n == IDLE)
     means = first_means(runs.seed, LEVEL[:n], n == IDLE)
     found = list(run.values)
-    where = "where the old .grad has an inf, " * (n == INFINITE)
+    where = "with an inf in the old .grad, " * (n == INFINITE)
     expect_values(
         found,
         same_everywhere(means.mean(), n),
@@ -105,21 +106,22 @@ def mean_over_the_step(runs: Runs) -> str | None:
 )
 def sent_once(runs: Runs) -> str | None:
     """The elements that are sent, with three microbatches and with five."""
-    few, many = runs.finished(sync), runs.finished(sync, fine=True)
+    few, many = finished(runs, sync), finished(runs, on_ranks(sync, fine=True))
     size = sum(p.numel() for p in Zoo(runs.seed).parameters())
     sent = [max(_gradients_sent(run)) for run in (few, many)]
     if sent[1] > sent[0] + size // 2:
         raise NotYetError(
-            f"a rank sends {sent[0] / size:.3g} times its gradients with 3 "
-            f"microbatches and {sent[1] / size:.3g} times with 5, expected once",
+            f"a rank sends its gradients {sent[0] / size:.3g} times with 3 "
+            f"microbatches and {sent[1] / size:.3g} times with 5, "
+            "expected once, after the last one",
             slug="synced-every-microbatch",
             evidence=calls_of_each(many),
             rule="accumulate first; then one all_reduce of the sums",
         )
     if _is_collective(many) and sent[1] > 1.5 * size:
         raise NotYetError(
-            f"a rank passes {sent[1]} elements to comm, expected {size}: each element "
-            "of the gradients once",
+            f"in one step, a rank passes {sent[1]} elements to comm, expected each of "
+            f"the {size} gradient elements once",
             evidence=calls_of_each(many),
             rule="every gradient goes through one all_reduce",
         )
