@@ -70,15 +70,16 @@ def expect_loss(
         return
     _expect_all_digits(told, right, expected)
     if right[-1] and n > 1 and not any(right[:-1]):
-        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.4g}"
+        does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.3g}"
         raise NotYetError(
-            f"the last stage returned the loss; rank 0 {does}",
+            f"rank 0 {does}, expected the loss, {float(expected):.3g}, which only the "
+            "last stage returned",
             slug="loss-on-last-stage-only",
             rule="comm.broadcast the loss from the last rank",
         )
     if all(loss is None for loss in losses):
         raise NotYetError(
-            "no rank returned a number",
+            "no rank returned a number, expected the loss as a float on every rank",
             slug="returned-none",
             rule="return the loss as a float, on every rank",
         )
@@ -111,8 +112,8 @@ def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) 
         if near and fits:
             wanted = f"expected {float(expected):.10g}"
             raise NotYetError(
-                f"the returned loss is right to about {digits} digits: it was sent in "
-                f"a tensor of {bits} bits",
+                f"the returned loss is right to about {digits} digits: it has passed "
+                f"through a {bits}-bit tensor",
                 slug="wrong-dtype",
                 evidence=[
                     (

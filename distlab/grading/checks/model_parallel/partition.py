@@ -56,7 +56,7 @@ def cut_models(
     refused = []
     for costs, num_stages in TOO_FEW:
         try:
-            refused.append(f"gives {unit.partition(list(costs), num_stages)!r:.60}")
+            refused.append(f"returned {unit.partition(list(costs), num_stages)!r:.60}")
         except Exception as error:
             refused.append(type(error).__name__)
     return {"found": found, "refused": refused}
@@ -64,14 +64,17 @@ def cut_models(
 
 def _stages(value: Any) -> list[list[int]] | str:
     if value is None:
-        return "gives None: is a return missing?"
+        return "returned None: is a return missing?"
     if not isinstance(value, list | tuple):
-        return f"gives a {type(value).__name__}; make it a list of lists"
+        return f"returned a {type(value).__name__}, expected a list of lists"
     stages = []
     for stage in value:
         layers = numbers(stage, 64)
         if isinstance(layers, str):
-            return f"has a stage that {layers}"
+            if not hasattr(stage, "__len__"):
+                said = f"returned a list with {stage!r:.20} in it, expected"
+                return f"{said} one list of layers per stage"
+            return f"returned a stage that {layers}"
         stages.append(layers)
     return stages
 
@@ -109,14 +112,21 @@ def _flaw(costs: Costs, num_stages: int, stages: list[list[int]]) -> tuple[str, 
     placed = [layer for stage in stages for layer in stage]
     missing = [layer for layer in range(len(costs)) if layer not in placed]
     if len(stages) != num_stages:
-        return f"partition returns {len(stages)} stages", ""
+        return f"partition returned {len(stages)} stages, expected {num_stages}", ""
     if missing:
         slug = "layers-dropped" if placed == list(range(len(placed))) else ""
-        return f"layer {missing[0]} is in no stage", slug
+        return f"layer {missing[0]} is in no stage, expected every layer in one", slug
     if [] in stages:
-        return f"stage {stages.index([])} has no layer", ""
+        return f"stage {stages.index([])} has no layer, expected at least one", ""
     if placed != list(range(len(costs))):
-        return "the layers are not each there once, in the model's order", ""
+        place = next(
+            place
+            for place, layer in enumerate([*placed, -1])
+            if place == len(costs) or layer != place
+        )
+        where = f"after layer {placed[place - 1]}" if place else "first"
+        wanted = f"layer {place}" if place < len(costs) else "no more layers"
+        return f"layer {placed[place]} comes {where}, expected {wanted}", ""
     return "", ""
 
 
@@ -130,7 +140,7 @@ def the_bottleneck_is_cheap(runs: Runs) -> str | None:
             by_count = all(_by_count(*cut) for cut in _cuts(runs))
             raise NotYetError(
                 f"{_setting(costs, num_stages)} the most expensive stage costs "
-                f"{most:g}, expected {best:g}",
+                f"{most:g}, expected {best:g} at most",
                 slug="cut-by-count" if by_count else "",
                 evidence=_table(costs, stages),
                 rule=f"{where} has a bottleneck of {best:g}",
@@ -159,7 +169,7 @@ def too_few_layers_are_refused(runs: Runs) -> str | None:
     told = worked_out(runs, cut_models).values[0]["refused"]
     for (costs, num_stages), what in zip(TOO_FEW, told, strict=True):
         if what != "ValueError":
-            does = what if what.startswith("gives") else f"raises {what}"
+            does = what if what.startswith("returned") else f"raised {what}"
             raise NotYetError(
                 f"{_setting(costs, num_stages)} partition {does}, expected a "
                 "ValueError",
@@ -169,9 +179,9 @@ def too_few_layers_are_refused(runs: Runs) -> str | None:
 
 
 def _setting(costs: Costs, num_stages: int) -> str:
-    listed = " ".join(f"{cost:g}" for cost in costs) or "none"
+    listed = ", ".join(f"{cost:g}" for cost in costs)
     stages = "1 stage" if num_stages == 1 else f"{num_stages} stages"
-    return f"for layers that cost {listed} and {stages},"
+    return f"for costs [{listed}] and {stages},"
 
 
 def _table(costs: Costs, stages: list[list[int]]) -> tuple[Evidence, ...]:

@@ -155,13 +155,15 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="",
             values=start,
-            sentence="no step changes the weights on any rank",
+            sentence=f"after {len(SIZES)} steps, no rank's weights have changed, "
+            "expected an update of every stage",
             rule="the order is: zero_grad, forward, backward, step, on every rank",
         ),
         Suspect(
             slug="gradients-not-zeroed",
             values=one_process(seed, n, zeroed=False)[0],
-            sentence="each step also applied the gradients of the steps before it",
+            sentence="each step also applied the gradients of the steps before it, "
+            "expected its own gradients alone",
             rule="optimizer.zero_grad() before backward, on every rank",
         ),
     ]
@@ -174,7 +176,8 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
                 values=_misled(
                     seed, n, lambda out, targets, _: taken(out, targets).backward()
                 ),
-                sentence="each stage computed a loss from its own output",
+                sentence="each stage computed a loss from its own output, expected "
+                "that from the last stage only",
                 rule="only the last stage has class scores; the others receive a "
                 "gradient",
             )
@@ -183,14 +186,15 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="only-last-stage-learns",
             values=_misled(seed, n, lambda output, targets, gradient: None),
-            sentence="only the weights of the last stage change",
+            sentence=f"after {len(SIZES)} steps, only the last stage's weights have "
+            "changed, expected an update of every stage",
             rule="receive the gradient of your output: output.backward(gradient)",
         ),
         Suspect(
             slug="ones-as-gradient",
             values=_misled(seed, n, lambda output, targets, _: output.sum().backward()),
-            sentence="each stage before the last one used a gradient of ones, as if "
-            "its loss were the sum of its outputs",
+            sentence="each stage before the last one started its backward from a "
+            "gradient of ones, expected the gradient from the next stage",
             rule="output.backward(gradient), with the next stage's gradient",
         ),
         *found,
@@ -249,7 +253,7 @@ def one_message_each_way(runs: Runs) -> str | None:
         if big:
             raise NotYetError(
                 f"rank {record.rank} calls {big[0]['op']} on {_count(big[0])} "
-                "elements: ranks take part that do not need this tensor",
+                "elements, expected a send to one neighbor: no other rank needs them",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
                 rule="a tensor goes to one neighbor; only the loss goes to every rank",
@@ -260,12 +264,13 @@ def one_message_each_way(runs: Runs) -> str | None:
             if 0 <= step < n:
                 wanted = sum(SIZES) * sizes[max(step, record.rank)]
             given = sum(_count(c) for c in sent if c["dst"] == step)
+            what = "its outputs" if step > record.rank else "its inputs' gradients"
             if given < wanted:
                 raise NotJudgedError("a message is missing: see C1")
             if given > wanted:
                 raise NotYetError(
-                    f"in {len(SIZES)} steps rank {record.rank} sends {given} values "
-                    f"to rank {step}, where {wanted} are enough",
+                    f"in {len(SIZES)} steps, rank {record.rank} sends {given} values "
+                    f"to rank {step}, expected the {wanted} of {what}",
                     slug="extra-messages",
                     evidence=calls_of_each(run),
                     rule="forward: the output of the stage; backward: the gradient of "
@@ -274,7 +279,8 @@ def one_message_each_way(runs: Runs) -> str | None:
         others = {c["dst"] for c in sent} - {record.rank - 1, record.rank + 1}
         if others:
             raise NotYetError(
-                f"rank {record.rank} sends to rank {min(others)}, not a neighbor",
+                f"rank {record.rank} sends a tensor to rank {min(others)}, expected "
+                "sends to the stages before and after it only",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
                 rule="a stage sends to the next stage and to the stage before",
@@ -287,8 +293,8 @@ def _expect_one_forward(run: Run) -> None:
     if max(counts) > len(SIZES):
         rank = counts.index(max(counts))
         raise NotYetError(
-            f"in {len(SIZES)} steps the stage of rank {rank} runs {counts[rank]} "
-            f"times, where {len(SIZES)} are enough",
+            f"in {len(SIZES)} steps, rank {rank} runs its stage {counts[rank]} times, "
+            f"expected {len(SIZES)}: one forward per step",
             slug="stage-runs-again",
             evidence=[
                 (rank, "runs", f"its stage {count} times")
