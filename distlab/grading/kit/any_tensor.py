@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.grading.kit.messages import reports_made
+from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
@@ -43,9 +45,11 @@ def with_each(
 
     On rank `infinite` the first number is inf, where the dtype has it.
     What `call` returns, if it is a tensor, stands for the tensor that was changed.
+    Each call is reported before it is made: see `finished_with_each`.
     """
     seen = []
     for dtype, shape in zip(DTYPES, shapes, strict=True):
+        context.report(str(dtype))
         before = tensor_of(seed, context.rank, dtype, shape)
         before = before.to(context.comm.device)
         if context.rank == infinite and dtype.is_floating_point:
@@ -59,6 +63,31 @@ def with_each(
 def emptied(tensor: Tensor) -> Tensor:
     """The same tensor, its numbers to be overwritten: nan, which 0 × nan leaves nan."""
     return tensor.fill_(torch.nan) if tensor.dtype.is_floating_point else tensor
+
+
+def finished_with_each(
+    runs: Runs, scenario: Scenario, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> Run:
+    """The finished run of a scenario that is one `with_each`.
+
+    Raises:
+        NotYetError: it did not finish; with the tensor at which it ended.
+    """
+    try:
+        return runs.finished(scenario)
+    except NotYetError as failure:
+        number = reports_made(failure.run) if failure.run else 0
+        if not number:
+            raise
+        situation = _with_tensor(DTYPES[number - 1], shapes[number - 1])
+        raise failure.but(situation=situation) from failure
+
+
+def _with_tensor(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """The situation: "with an int64 tensor of shape [2]"."""
+    name = str(dtype).removeprefix("torch.")
+    article = "an" if name[0] in "aeiou" else "a"
+    return f"with {article} {name} tensor of shape {list(shape)}"
 
 
 def expect_each(
@@ -85,9 +114,8 @@ def expect_each(
         ]
         if not wrong:
             continue
-        name = str(before[0].dtype).removeprefix("torch.")
         raise NotYetError(
-            f"with a tensor of {name} and shape {list(before[0].shape)}, {what} "
+            f"{_with_tensor(before[0].dtype, before[0].shape)}, {what} "
             f"{_flaw(wrong[0], after[wrong[0]], wanted[wrong[0]])}",
             evidence=[
                 (
@@ -120,7 +148,10 @@ def _flaw(rank: int, got: Tensor, right: Tensor) -> str:
     if numbers[0] == numbers[1]:
         numbers = [f"{one[index].item()}" for one in pair]
     place = f" in element {index}" * (right.numel() > 1)
-    return f"has {numbers[0]}{place} on rank {rank}, expected {numbers[1]}"
+    told = f"has {numbers[0]}{place} on rank {rank}, expected {numbers[1]}"
+    if right.dtype == torch.int64 and torch.equal(got.float(), right.float()):
+        return f"{told}: it lost its last digits"
+    return told
 
 
 def _numbers(tensor: Tensor) -> str:

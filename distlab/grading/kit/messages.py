@@ -59,8 +59,8 @@ def expect_bytes(run: Run, least: float, state: str) -> None:
     total = sum(record.sent_bytes for record in run.ranks)
     if total < least:
         raise NotYetError(
-            f"{state}, but all messages together have {total:.0f} bytes; "
-            f"{least:.0f} are needed",
+            f"{state}, but the messages carried only {total:.0f} bytes in all, "
+            f"expected at least {least:.0f}",
             evidence=calls_of_each(run),
             rule=ONLY_MESSAGES,
         )

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import expect_each, with_each
+from distlab.grading.kit.any_tensor import (
+    expect_each,
+    finished_with_each,
+    with_each,
+)
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
@@ -71,6 +75,7 @@ def reduce_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
     return with_each(context, seed, call, infinite=1)
 
 
+SECOND_CALL = "in two calls, the first with float64 and the second with float32"
 OF_ANY = on_ranks(reduce_any)
 IN_DIGITS = on_ranks(reduce_once, kind="small")
 
@@ -107,8 +112,8 @@ class Sums:
 
 
 def _kinds(world_size: int) -> list[RunSpec]:
-    kinds = ("uneven", "plain") if world_size == 3 else ("uneven",)
-    return [on_ranks(reduce_once, kind=kind) for kind in kinds]
+    second = on_ranks(reduce_once, kind="plain").when(SECOND_CALL)
+    return [on_ranks(reduce_once, kind="uneven"), *[second] * (world_size == 3)]
 
 
 def _sums(runs: Runs) -> list[Sums]:
@@ -123,7 +128,13 @@ def _and_any(world_size: int) -> list[RunSpec]:
 def sum_everywhere(runs: Runs) -> str | None:
     """What each rank ends up with is the sum, and the same bits."""
     for sums in _sums(runs):
-        expect_messages(sums.run, "the tensors are not the sum over the ranks")
+        is_right = all(map(sums.right, sums.after))
+        expect_messages(
+            sums.run,
+            "every rank has the sum, but not through comm"
+            if is_right
+            else "the tensors don't hold the sum over the ranks",
+        )
         if sums.outside():
             raise NotJudgedError("the sum is not in the caller's tensor: see C2")
         try:
@@ -152,7 +163,7 @@ def sum_everywhere(runs: Runs) -> str | None:
         expect_bytes(sums.run, least, "the sum is right on every rank")
     if runs.world_size == 3:
         expect_each(
-            runs.finished(OF_ANY),
+            finished_with_each(runs, reduce_any),
             lambda before: same_everywhere(sum(before[1:], before[0]), len(before)),
             "the sum",
         )
@@ -207,8 +218,8 @@ def _where_the_sum_is(sums: Sums, outside: list[int]) -> str:
     on = "every rank" if len(outside) == n else f"rank {outside[0]}"
     unchanged = f"the caller's tensor is unchanged on {on}"
     if all(sums.right(sums.returned[rank]) for rank in outside):
-        return f"your return value is right, but {unchanged}"
-    return f"{unchanged}: what arrived there went into another tensor"
+        return f"all_reduce returned the sum, but {unchanged}, expected the sum in it"
+    return f"{unchanged}: the received values went into another tensor"
 
 
 def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
@@ -218,44 +229,50 @@ def _wrong_sums(before: list[Tensor], total: Tensor) -> list[Suspect]:
         Suspect(
             slug="",
             values=[total, *before[1:]],
-            sentence="rank 0 has the sum, the other ranks still have their own tensor",
+            sentence="rank 0 has the sum, but the other ranks still have their own "
+            "tensors, expected the sum on every rank",
             rule="the second half is missing: every rank gets the result",
         ),
         Suspect(
             slug="",
             values=before,
-            sentence="every rank's tensor is unchanged",
+            sentence="every rank's tensor is unchanged, expected in it the sum of all "
+            "tensors",
             rule="write into the argument: tensor += … or tensor.copy_(…)",
         ),
         Suspect(
             slug="",
             values=same_everywhere(before[0], n),
-            sentence="every rank has rank 0's tensor: nothing was added to it",
+            sentence="every rank has rank 0's tensor, with nothing added to it, "
+            "expected the sum of all tensors",
             rule="the first half is missing: one rank adds all tensors",
         ),
         Suspect(
             slug="last-write-wins",
             values=same_everywhere(before[-1], n),
-            sentence=f"every rank has rank {n - 1}'s tensor: each received tensor "
-            "replaced the sum instead of being added",
+            sentence=f"every rank has rank {n - 1}'s tensor, as if each received "
+            "tensor had replaced the sum, expected the sum of all tensors",
             rule="receive into a receive buffer, then add the buffer",
         ),
         Suspect(
             slug="own-value-missing",
             values=same_everywhere(total - first, n),
-            sentence="rank 0's own tensor is missing from the sum",
+            sentence="every rank has the sum without rank 0's own tensor, expected "
+            f"all {n} ranks' tensors in it",
             rule="start from rank 0's own tensor, then add the others",
         ),
         Suspect(
             slug="own-value-twice",
             values=same_everywhere(total + first, n),
-            sentence="rank 0's own tensor is in the sum twice",
+            sentence="every rank's sum contains rank 0's own tensor twice, expected "
+            "each rank's tensor once",
             rule="each rank's tensor counts exactly once",
         ),
         Suspect(
             slug="mean-not-sum",
             values=same_everywhere(total / n, n),
-            sentence=f"every rank has the mean, not the sum: divided by {n}",
+            sentence=f"every rank has the mean, the sum divided by {n}, expected the "
+            "sum",
             rule="all_reduce returns the sum; the caller divides if it needs the mean",
         ),
     ]

@@ -20,17 +20,24 @@ from distlab.grading.checks.collectives.gather_scatter_mistakes import (
     judge,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
+from distlab.grading.kit.any_tensor import (
+    emptied,
+    expect_each,
+    finished_with_each,
+    with_each,
+)
 from distlab.grading.kit.messages import calls_of_each, numbers
 from distlab.grading.kit.rounds import alternating, num_rounds
 from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import ranks_in_words
 
 SIZE = 3  # numbers in a chunk
 CHUNK_BYTES = SIZE * 8
 ANY_WORLD = 3  # where other dtypes are looked at
+ANY_SHAPES = tuple((size * ANY_WORLD,) for size in (1, 2, 3))
 MANY = 40  # simulated ranks
 MANY_AFTER = 8  # real ranks: the largest number that is tried with processes
 WHERE = "what is sent to rank dst is input.chunk(n)[dst]; what comes from rank src is "
@@ -51,14 +58,13 @@ def exchange_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
 
 def exchange_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
     """Chunks of one, two and three numbers of other dtypes; in output there is nan."""
-    n = context.world_size
 
     def call(given: Tensor) -> Tensor:
         output = emptied(torch.zeros_like(given))
         unit.all_to_all(context.comm, output, given)
         return output
 
-    return with_each(context, seed, call, shapes=((n,), (2 * n,), (3 * n,)))
+    return with_each(context, seed, call, ANY_SHAPES)
 
 
 def exchange_alternating(context: RankContext, unit: ModuleType, seed: int) -> None:
@@ -104,14 +110,16 @@ def chunks_of_all_ranks(runs: Runs) -> str | None:
     changed = [r for r, v in enumerate(run.values) if _input_changed(v)]
     if changed:
         raise NotYetError(
-            f"all_to_all modified the caller's input on rank {changed[0]}",
+            f"all_to_all changed the caller's input on {ranks_in_words(changed)}, "
+            "expected it unchanged",
             slug="input-changed",
             evidence=calls_of_each(run),
             rule="do not modify input: receive into a chunk of output",
         )
     judge(seen, _exchanged(seen.inputs), "all_to_all", _misplaced)
     if runs.world_size == ANY_WORLD:
-        expect_each(runs.finished(exchange_any), _exchanged, "all_to_all's output")
+        run = finished_with_each(runs, exchange_any, ANY_SHAPES)
+        expect_each(run, _exchanged, "all_to_all's output")
     return None
 
 
@@ -133,28 +141,26 @@ def _misplaced(seen: Outputs, expected: Sequence[Tensor]) -> Guess:
     if holds == kept:
         return Guess(
             "own-chunk-missing",
-            "each rank has the others' chunks, but its own chunk is unchanged",
+            "each rank's output has the others' chunks, but its own chunk is "
+            "unchanged, expected its own input chunk there",
             "copy chunk number rank of input to chunk number rank of output",
         )
     odd = next(r for r in ranks if holds[r] != wanted[r])
     if all({*holds[r]} == {*wanted[r]} for r in ranks):
         order = ", ".join(str(held[0]) for held in holds[odd] if held)
         sentence = (
-            f"every rank has its chunks, but not in the order of the ranks: rank {odd} "
-            f"has those of ranks {order}"
+            f"rank {odd}'s output has the chunks of ranks {order} in this order, "
+            "expected the order of the ranks"
         )
         return Guess("wrong-chunk-order", sentence, WHERE)
     p = next(p for p in ranks if holds[odd][p] != (p, odd))
-    place, held = f"on rank {odd} chunk {p} of output is", holds[odd][p]
+    place, held = f"chunk {p} of rank {odd}'s output is", holds[odd][p]
+    right = f"expected rank {p}'s chunk {odd}"
     if held is None:
         is_old = bool((seen.outputs[odd].chunk(n)[p] == BEFORE).all())
-        return Guess(
-            "", f"{place} {'unchanged' if is_old else 'no chunk of any input'}", ""
-        )
-    mine = "its own" if held[0] == odd else f"rank {held[0]}'s"
-    return Guess(
-        "", f"{place} {mine} chunk {held[1]}, not rank {p}'s chunk {odd}", WHERE
-    )
+        what = "unchanged" if is_old else "no chunk of any input"
+        return Guess("", f"with {n} ranks, {place} {what}, {right}", "")
+    return Guess("", f"{place} rank {held[0]}'s chunk {held[1]}, {right}", WHERE)
 
 
 def _whose(seen: Outputs, output: Tensor) -> list[tuple[int, int] | None]:
@@ -179,19 +185,21 @@ def a_message_for_each_rank(runs: Runs) -> str | None:
     n = runs.world_size
     run = runs.finished(exchange_once)
     for record in run.ranks:
-        sent, told = record.messages, f"rank {record.rank} sends {record.messages} "
+        sent = record.messages
+        told = f"with {n} ranks, rank {record.rank} sent"
         if sent != n - 1:
-            word = "are enough" if sent > n - 1 else "are needed"
             raise NotYetError(
-                f"{told}messages on {n} ranks; {n - 1} {word}",
+                f"{told} {sent} message{'s' * (sent != 1)}, expected {n - 1}: one to "
+                "each other rank",
                 slug="extra-messages" if sent > n - 1 else "",
                 evidence=calls_of_each(run),
                 rule="each other rank gets one message with its chunk",
             )
         if record.sent_bytes != (n - 1) * CHUNK_BYTES:
             raise NotYetError(
-                f"{told}messages with {record.sent_bytes:.0f} bytes; {n - 1} chunks of "
-                f"{CHUNK_BYTES} bytes are {(n - 1) * CHUNK_BYTES}",
+                f"{told} {record.sent_bytes:.0f} bytes in its messages, expected "
+                f"{(n - 1) * CHUNK_BYTES}: one chunk of {CHUNK_BYTES} bytes to each "
+                "other rank",
                 evidence=calls_of_each(run),
                 rule="each other rank gets one message with its chunk",
             )
@@ -227,7 +235,8 @@ def in_few_rounds(runs: Runs) -> str | None:
         if needed > n - 1:
             is_recorded = n == runs.world_size
             raise NotYetError(
-                f"{needed} rounds on {n} ranks; {n - 1} are enough{_hot_spot(run)}",
+                f"with {n} ranks, the messages take {needed} rounds, expected "
+                f"{n - 1}{_hot_spot(run)}",
                 slug="too-many-rounds",
                 evidence=_orders(run) if is_recorded else (),
                 rule="in round k send to (rank + k) % n and receive from "

@@ -12,7 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from distlab.comm import Comm
-from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
+from distlab.grading.kit.any_tensor import (
+    emptied,
+    expect_each,
+    finished_with_each,
+    with_each,
+)
 from distlab.grading.kit.messages import (
     calls_of_each,
     expect_bytes,
@@ -46,7 +51,10 @@ class Broadcast:
 
     def runs(self, world_size: int) -> list[RunSpec]:
         """From every source, and on three ranks a second time and with any tensor."""
-        again = [on_ranks(self.scenario, src=1, again=True), on_ranks(self.with_any)]
+        twice = on_ranks(self.scenario, src=1, again=True).when(
+            "in two calls, the first with float32 and the second with float64"
+        )
+        again = [twice, on_ranks(self.with_any)]
         once = [on_ranks(self.scenario, src=src) for src in sources(world_size)]
         return once + (again if world_size == 3 else [])
 
@@ -91,7 +99,7 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
         return runs.finished(task.scenario, src=src)
     except NotYetError as found:
         run = runs.ended(task.scenario, src=src)
-        failure = _in_vain(run, src, found)
+        failure = _with_src(src, run.world_size, _in_vain(run, src, found))
         first = [record.calls()[:1] for record in run.ranks]
         sends = [bool(c) and c[0]["op"] in ("send", "isend") for c in first]
         if src == 0:
@@ -99,7 +107,8 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
         if not sends[0] or sends[src]:
             raise _only_from(task, runs, src, failure) from found
         raise NotYetError(
-            f"src is {src}, but rank 0 is the one that sends",
+            f"with src = {src}, rank 0 begins by sending, expected rank {src} to be "
+            "the sender",
             slug="source-ignored",
             evidence=failure.evidence,
             rule=task.rule_of_source,
@@ -107,6 +116,14 @@ def finished(task: Broadcast, runs: Runs, src: int) -> Run:
             fatal=True,
             output=failure.output,
         ) from found
+
+
+def _with_src(src: int, n: int, failure: NotYetError) -> NotYetError:
+    """With the situation, unless the same would happen in any other."""
+    if failure.slug == "collective-not-here":
+        return failure
+    ranks = "" if f"{n} ranks" in failure.message else f" on {n} ranks"
+    return failure.but(situation=f"with src = {src}{ranks}")
 
 
 def _in_vain(run: Run, src: int, failure: NotYetError) -> NotYetError:
@@ -121,9 +138,8 @@ def _in_vain(run: Run, src: int, failure: NotYetError) -> NotYetError:
         why = "is the source" if dst == src else "already has the tensor"
         if dst == src or received(run.ranks[dst]):
             return failure.but(
-                message=f"with src = {src} on {run.world_size} ranks, rank "
-                f"{record.rank} waits in send → {dst}, but rank {dst} {why} and has "
-                "finished"
+                message=f"rank {record.rank} waits in send → {dst}, but rank {dst} "
+                f"{why} and has finished"
             )
     return failure
 
@@ -142,8 +158,7 @@ def _only_from(
     if not all_close(values, same_everywhere(run.values[0]["before"], 3)):
         return failure
     return failure.but(
-        message=f"right from rank 0, but not with src = {src}: "
-        + failure.message.removeprefix(f"with src = {src} on 3 ranks, "),
+        situation=f"with src = {src}, though not with src = 0",
         slug="" if failure.slug == "send-to-self" else failure.slug,
         rule=task.rule_of_source,
     )
@@ -160,7 +175,10 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
     after = [value["after"] for value in run.values]
     came = all_close(after, same_everywhere(before[src], n))
     expect_messages(
-        run, "every rank has it" if came else "not every rank has the source's tensor"
+        run,
+        f"every rank has rank {src}'s tensor, but not through comm"
+        if came
+        else f"not every rank has rank {src}'s tensor",
     )
     arrived = [received(record) for record in run.ranks if record.rank != src]
     expect_values(
@@ -171,13 +189,19 @@ def expect_everywhere(task: Broadcast, run: Run, src: int) -> None:
             Suspect(
                 slug="not-in-place" if all(arrived) else "",
                 values=before,
-                sentence="every rank's tensor is unchanged",
+                sentence=f"with src = {src}, every rank's tensor is unchanged"
+                + (
+                    ": the values were received into another tensor"
+                    if all(arrived)
+                    else f", expected rank {src}'s values in it"
+                ),
                 rule="receive into the argument itself: comm.recv(tensor, …)",
             ),
             Suspect(
                 slug="source-ignored",
                 values=same_everywhere(before[0], n),
-                sentence=f"src is {src}, but every rank has rank 0's values",
+                sentence=f"with src = {src}, every rank has rank 0's values, expected "
+                f"rank {src}'s",
                 rule=task.rule_of_source,
             ),
         ],
@@ -194,12 +218,12 @@ def expect_it_again(task: Broadcast, runs: Runs) -> None:
     expect_values(
         [value["after"] for value in run.values],
         same_everywhere(run.values[1]["before"], run.world_size),
-        what="after a second call in the same process, the tensor",
+        what="in a second call in the same process, the tensor",
     )
     expect_each(
-        runs.finished(task.with_any),
+        finished_with_each(runs, task.with_any),
         lambda before: same_everywhere(before[2], len(before)),
-        "the tensor after a broadcast from rank 2",
+        "the tensor broadcast from rank 2",
     )
 
 
@@ -219,18 +243,20 @@ def expect_few_messages(task: Broadcast, runs: Runs) -> None:
         if total < n - 1:
             if is_right:
                 raise NotYetError(
-                    f"every rank has the tensor after {total} "
-                    f"message{'s' * (total != 1)}, but {n - 1} are needed to send it",
+                    f"with {n} ranks, all have the tensor after only {total} "
+                    f"message{'s' * (total != 1)}, expected {n - 1}: one to each rank "
+                    "except src",
                     evidence=calls_of_each(run),
                     rule="only a message of comm counts",
                 )
             raise NotJudgedError("some ranks were not reached: see C1")
         if total > n - 1:
             raise NotYetError(
-                f"{total} messages for a broadcast on {n} ranks; {n - 1} are enough",
+                f"with {n} ranks, {total} messages were sent, expected {n - 1}: one to "
+                "each rank except src",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
                 rule=task.rule_of_messages,
             )
         if is_right:
-            expect_bytes(run, (n - 1) * sent[0].nbytes, "every rank has it")
+            expect_bytes(run, (n - 1) * sent[0].nbytes, "every rank has the tensor")

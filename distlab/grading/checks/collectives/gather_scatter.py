@@ -20,7 +20,12 @@ from distlab.grading.checks.collectives.gather_scatter_mistakes import (
     wrong_scatter,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
+from distlab.grading.kit.any_tensor import (
+    emptied,
+    expect_each,
+    finished_with_each,
+    with_each,
+)
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
@@ -30,8 +35,12 @@ from distlab.grading.kit.messages import (
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.terminal import ranks_in_words
 
 ANY_WORLD = 3  # where a second call is looked at, and other dtypes
+GATHERED = ((1,), (2,), (3,))
+SCATTERED = tuple((size * ANY_WORLD,) for size in (1, 2, 3))
+SECOND_CALL = "in two calls, the first with float64 and the second with float32"
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
@@ -89,7 +98,7 @@ def gather_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
         unit.all_gather(context.comm, output, given)
         return output
 
-    return with_each(context, seed, call, shapes=((1,), (2,), (3,)))
+    return with_each(context, seed, call, GATHERED)
 
 
 def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
@@ -101,8 +110,7 @@ def scatter_any(context: RankContext, unit: ModuleType, seed: int) -> Any:
         unit.reduce_scatter(context.comm, output, given)
         return output
 
-    shapes = (n,), (2 * n,), (3 * n,)
-    return with_each(context, seed, call, shapes, infinite=1)
+    return with_each(context, seed, call, SCATTERED, infinite=1)
 
 
 def digits(seed: int, rank: int, count: int, size: int) -> Tensor:
@@ -125,8 +133,8 @@ def _expect_no_nan(seen: Outputs, name: str) -> None:
     with_nan = [r for r, output in enumerate(seen.outputs) if output.isnan().any()]
     if with_nan:
         raise NotYetError(
-            f"output held nan before the call, and still does on rank {with_nan[0]} "
-            f"after {name}",
+            f"output held nan before {name}, and it still does afterwards on rank "
+            f"{with_nan[0]}, expected new values everywhere",
             evidence=calls_of_each(seen.run),
             rule="output may hold any values before the call, and 0 × nan is nan",
         )
@@ -143,8 +151,11 @@ def _expect_sent(seen: Outputs, name: str) -> None:
 
 
 def _gathers(world_size: int) -> list[RunSpec]:
-    once = [on_ranks(gather_once, again=again) for again in _calls(world_size)]
-    return once + [on_ranks(gather_any)] * (world_size == ANY_WORLD)
+    more = [
+        on_ranks(gather_once, again=True).when(SECOND_CALL),
+        on_ranks(gather_any),
+    ]
+    return [on_ranks(gather_once, again=False), *more * (world_size == ANY_WORLD)]
 
 
 @clause("collectives.gather_scatter", "C1", worlds=WORLDS, runs=_gathers)
@@ -158,7 +169,7 @@ def all_inputs_everywhere(runs: Runs) -> str | None:
         _expect_sent(seen, "all_gather")
     if runs.world_size == ANY_WORLD:
         expect_each(
-            runs.finished(gather_any),
+            finished_with_each(runs, gather_any, GATHERED),
             lambda before: [torch.cat(before)] * len(before),
             "all_gather's output",
         )
@@ -169,8 +180,11 @@ def all_inputs_everywhere(runs: Runs) -> str | None:
 
 
 def _scatters(world_size: int) -> list[RunSpec]:
-    once = [on_ranks(scatter_once, again=again) for again in _calls(world_size)]
-    return once + [on_ranks(scatter_any)] * (world_size == ANY_WORLD)
+    more = [
+        on_ranks(scatter_once, again=True).when(SECOND_CALL),
+        on_ranks(scatter_any),
+    ]
+    return [on_ranks(scatter_once, again=False), *more * (world_size == ANY_WORLD)]
 
 
 @clause("collectives.gather_scatter", "C2", worlds=WORLDS, runs=_scatters)
@@ -184,7 +198,7 @@ def own_chunk_of_the_sum(runs: Runs) -> str | None:
         _expect_sent(seen, "reduce_scatter")
     if runs.world_size == ANY_WORLD:
         expect_each(
-            runs.finished(scatter_any),
+            finished_with_each(runs, scatter_any, SCATTERED),
             lambda before: sum(before[1:], before[0]).chunk(len(before)),
             "reduce_scatter's output",
         )
@@ -217,10 +231,9 @@ def inputs_as_they_were(runs: Runs) -> str | None:
             if not torch.equal(value["input"], value["before"])
         ]
         if changed:
-            numbers_of = ", ".join(map(str, changed))
-            on = f"rank{'s' if len(changed) > 1 else ''} {numbers_of}"
             raise NotYetError(
-                f"{name} modified the caller's input on {on}",
+                f"{name} changed the caller's input on {ranks_in_words(changed)}, "
+                "expected it unchanged",
                 slug="input-changed",
                 evidence=calls_of_each(run),
                 rule="do not modify input: add in output, or in a new tensor",

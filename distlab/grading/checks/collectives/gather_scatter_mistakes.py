@@ -14,6 +14,7 @@ from distlab.grading.kit.values import close, expect_values
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import ranks_in_words
 
 BEFORE = -7.0
 """What is in every output before the call: it may hold anything."""
@@ -88,9 +89,9 @@ def judge(
         NotYetError: it is not; with what `guesser` makes of it, if it knows it.
     """
     if seen.are(expected):
-        expect_messages(seen.run, f"{name}'s output is right, but came in no message")
+        expect_messages(seen.run, f"{name}'s output is right, but not through comm")
         return
-    expect_messages(seen.run, f"{name}'s output is unchanged")
+    expect_messages(seen.run, f"{name}'s output is wrong")
     guess = _outside(seen, expected, name) or guesser(seen, expected)
     if guess:
         lines = seen.evidence(expected)
@@ -116,17 +117,19 @@ def _outside(seen: Outputs, expected: Sequence[Tensor], name: str) -> Guess | No
     on = "every rank" if len(ranks) == seen.n > 1 else f"rank {ranks[0]}"
     unchanged = f"{name}'s output is unchanged on {on}"
     if all(seen.same(seen.returned[rank], expected[rank]) for rank in ranks):
-        sentence = f"your return value is right, but {unchanged}"
+        sentence = f"{name} returned the right tensor, but output is unchanged on {on}"
+        sentence += ", expected the values there"
         return Guess("not-in-place", sentence, IN_PLACE)
     if seen.n == 1:
-        return Guess("", f"{unchanged}, with one rank", "n = 1: output = input")
+        sentence = f"with one rank, {name} left output unchanged, expected its input"
+        return Guess("", sentence, "n = 1: output = input")
     if len(ranks) == seen.n and all(map(received, seen.run.ranks)):
         return Guess(
             "not-in-place",
-            f"{unchanged}: data went into another tensor",
+            f"{unchanged}: the received values went into another tensor",
             IN_PLACE,
         )
-    return Guess("", unchanged, FILL)
+    return Guess("", f"{unchanged}, expected it filled on every rank", FILL)
 
 
 # ── all_gather ──────────────────────────────────────────────────────────────────────
@@ -139,30 +142,36 @@ def wrong_gather(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if all(holds[r] == [None if k == r else k for k in ranks] for r in ranks):
         return Guess(
             "own-chunk-missing",
-            "each rank has the others' inputs, but its own chunk is unchanged",
+            "each rank's output has the others' inputs, but its own chunk is "
+            "unchanged, expected its own input there",
             "a rank's own input is one of the n inputs: copy it into chunk number rank",
         )
     if all(held == [r] * n for r, held in enumerate(holds)):
-        sentence = "every chunk is the rank's own input; what arrived is not there"
-        return Guess("", sentence)
+        sentence = "every chunk of a rank's output is that rank's own input, "
+        return Guess("", sentence + "expected chunk r to be rank r's")
     odd = [r for r in ranks if holds[r] != [*ranks]]
     if all(set(held) == {*ranks} for held in holds):
         order = ", ".join(map(str, holds[odd[0]]))
         return Guess(
             "wrong-chunk-order",
-            f"every input is there, but not in the order of the ranks: rank {odd[0]} "
-            f"has the inputs of ranks {order}",
+            f"rank {odd[0]}'s output has the inputs of ranks {order} in this order, "
+            "expected the order of the ranks",
         )
     alone = all(set(holds[rank]) <= {None, rank} for rank in odd)
     if len(odd) == n - 1 and 0 not in odd and alone:
-        return Guess("", "only rank 0 has all inputs", FILL)
+        sentence = "only rank 0's output has all inputs, expected them on every rank"
+        return Guess("", sentence, FILL)
     return _old_in_it(seen, expected) or _odd_chunk(seen, holds, odd[0])
 
 
 def _old_in_it(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     for times in (1, seen.n - 1, seen.n):
         if seen.are([right + times * BEFORE for right in expected]):
-            sentence = f"output's old content, {BEFORE:g}, is in it on every rank"
+            often = f"{times} × " * (times > 1)
+            sentence = (
+                f"every rank's output is the right value plus {often}its old value, "
+                f"{BEFORE:g}, expected the old value replaced"
+            )
             rule = "output may hold any values: set it to zero before you add to it"
             return Guess("output-not-empty", sentence, rule)
     return None
@@ -175,16 +184,20 @@ def _odd_chunk(
     if len({*map(tuple, holds)}) == 1 and len({*holds[0]}) == 1 and holds[0][0] == 0:
         now = [value["input"] for value in seen.run.values]
         is_lost = not all(map(seen.same, now, seen.inputs))
-        and_so = ", and so is every rank's input now" if is_lost else ""
-        sentence = f"every chunk is rank 0's input{and_so}"
-        return Guess("", sentence)
+        and_so = ", and some inputs were overwritten" if is_lost else ""
+        sentence = "on every rank, every chunk of output is rank 0's input, expected "
+        return Guess("", f"{sentence}chunk r to be rank r's{and_so}")
     chunk = next(k for k, held in enumerate(holds[odd]) if held != k)
     held = holds[odd][chunk]
     if held is None:
-        sentence = f"rank {odd} lacks rank {chunk}'s input: chunk {chunk} is unchanged"
+        sentence = (
+            f"with {seen.n} ranks, chunk {chunk} of rank {odd}'s output is unchanged, "
+            f"expected rank {chunk}'s input"
+        )
         return Guess("", sentence, "n - 1 inputs have to reach every rank")
     if held >= 0:
-        return Guess("", f"on rank {odd} chunk {chunk} is rank {held}'s input")
+        sentence = f"chunk {chunk} of rank {odd}'s output holds rank {held}'s input, "
+        return Guess("", f"{sentence}expected rank {chunk}'s")
     return None
 
 
@@ -207,11 +220,12 @@ def wrong_scatter(seen: Outputs, expected: Sequence[Tensor]) -> Guess | None:
     if seen.are([right + BEFORE for right in expected]):
         return Guess(
             "output-not-empty",
-            f"output's old content, {BEFORE:g}, is in the sum on every rank",
+            f"every rank's output is the sum plus its old value, {BEFORE:g}, expected "
+            "the old value replaced",
             "output may hold any values: copy the first chunk, then add the others",
         )
     if seen.are([right / n for right in expected]):
-        sentence = f"each rank has the mean, not the sum: divided by {n}"
+        sentence = f"each rank has the mean, the sum divided by {n}, expected the sum"
         return Guess("mean-not-sum", sentence, "reduce_scatter sums")
     guess = _misdirected(seen)
     if guess:
@@ -233,16 +247,17 @@ def _misdirected(seen: Outputs) -> Guess | None:
     if n > 1 and seen.are([torch.stack(own).sum(0)] * n):
         return Guess(
             "",
-            f"every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
-            f"{', …' * (n > 2)}: each rank sent its own chunk to all ranks",
+            "every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
+            f"{', …' * (n > 2)}, expected on rank r the sum of everyone's chunk r",
             FOR_THE_OTHER,
         )
     for other in range(1, n) if n > 2 else ():
         if seen.same(seen.outputs[0], own[0] + (n - 1) * cut[other][0]):
+            often = "twice" if n == 3 else f"{n - 1} times"
             return Guess(
                 "",
-                f"rank 0's sum has rank {other}'s chunk {n - 1} times and no other "
-                "rank's chunk",
+                f"rank 0 added rank {other}'s chunk {often} and no other rank's, "
+                "expected every rank's chunk once",
                 "each receive in flight needs its own receive buffer",
             )
     return None
@@ -251,10 +266,11 @@ def _misdirected(seen: Outputs) -> Guess | None:
 def _misplaced(chunks: list[int]) -> Guess:
     """The sums are complete, but not on the ranks that they are for."""
     if len({*chunks}) == 1:
-        sentence = f"every rank has chunk {chunks[0]} of the sum"
+        sentence = f"every rank has chunk {chunks[0]} of the sum, expected chunk r on "
+        sentence += "rank r"
         return Guess("wrong-chunk-order", sentence, FOR_THE_OTHER)
     odd = next(r for r, chunk in enumerate(chunks) if chunk != r)
-    sentence = f"rank {odd} has chunk {chunks[odd]} of the sum, not its own"
+    sentence = f"rank {odd} has chunk {chunks[odd]} of the sum, expected chunk {odd}"
     return Guess("wrong-chunk-order", sentence, FOR_THE_OTHER)
 
 
@@ -264,25 +280,28 @@ def _incomplete(whose: list[set[int]]) -> Guess:
     if all(ranks == {r} for r, ranks in enumerate(whose)):
         return Guess(
             "own-chunk-only",
-            "each rank has a chunk of its input: nothing was added",
+            "each rank has only its own input's chunk, with nothing added to it, "
+            "expected the sum of all ranks' chunks",
             "the chunk is a chunk of the sum: add the other ranks' chunks",
         )
     if all(ranks == everyone - {r} for r, ranks in enumerate(whose)):
         return Guess(
             "own-value-missing",
-            "each rank's own chunk is missing from its sum",
+            "each rank's sum lacks the rank's own chunk, expected the chunks of all "
+            f"{len(whose)} ranks in it",
             "start from the rank's own chunk, then add the others",
         )
     odd = next(r for r, ranks in enumerate(whose) if ranks != everyone)
     if all(len(ranks) == 1 for ranks in whose):
         return Guess(
             "last-write-wins",
-            f"rank {odd} has rank {min(whose[odd])}'s chunk only: what arrived "
-            "replaced the sum",
+            f"rank {odd} has only rank {min(whose[odd])}'s chunk, as if each received "
+            "chunk had replaced the sum, expected the sum of all",
             "receive into a receive buffer, then add the buffer",
         )
-    lost = ", ".join(map(str, sorted(everyone - whose[odd])))
-    sentence = f"rank {odd}'s sum lacks the chunk of rank {lost}"
+    lost = ranks_in_words(sorted(everyone - whose[odd]))
+    sentence = f"rank {odd}'s sum lacks the chunk of {lost}, expected every rank's "
+    sentence += "chunk once"
     return Guess("", sentence, "add every rank's chunk exactly once")
 
 

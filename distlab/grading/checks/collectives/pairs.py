@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
-from distlab.grading.kit.any_tensor import emptied, expect_each, with_each
+from distlab.grading.kit.any_tensor import (
+    emptied,
+    expect_each,
+    finished_with_each,
+    with_each,
+)
 from distlab.grading.kit.messages import (
     WORLDS,
     calls_of_each,
@@ -28,6 +33,7 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
+from distlab.terminal import ranks_in_words
 
 BEFORE = -7.0
 """What is in `incoming` before the call: it may hold anything."""
@@ -71,34 +77,37 @@ def tensor_arrives(runs: Runs) -> str | None:
         run = runs.finished(exchange_once)
     source, target = pair[0].value, pair[1].value
     if close(target["after"], source["before"]):
-        expect_messages(run, "rank 1's tensor is right, but came in no message")
+        expect_messages(run, "rank 1's tensor is right, but not through comm")
         if runs.world_size == 3 and run.outcome == "finished":
             expect_each(
-                runs.finished(exchange_any),
+                finished_with_each(runs, exchange_any),
                 lambda before: [before[0]] * len(before),
                 "the tensor",
                 ranks=(1,),
             )
         return None
-    expect_messages(run, "rank 1's tensor is unchanged")
+    expect_messages(run, "rank 1's tensor lacks rank 0's values")
     evidence = calls_of_each(run)
     if close(source["after"], target["before"]):
         raise NotYetError(
-            "the wrong direction: rank 0 got rank 1's tensor",
+            "rank 0 got rank 1's tensor, expected the other direction: rank 0's tensor "
+            "on rank 1",
             evidence=evidence,
             rule="rank 0 sends, rank 1 receives",
         )
     unchanged = close(target["after"], target["before"])
     if unchanged and received(pair[1]):
         raise NotYetError(
-            "a message arrived on rank 1, but not in the caller's tensor",
+            "rank 1 received a message, but its tensor is unchanged: the values went "
+            "into another tensor",
             slug="not-in-place",
             evidence=evidence,
             rule="receive into the argument itself: comm.recv(tensor, 0)",
         )
     if unchanged:
         raise NotYetError(
-            "rank 1's tensor is unchanged: no message arrived there",
+            f"with {runs.world_size} ranks, rank 1 received no message and its tensor "
+            "is unchanged, expected rank 0's values in it",
             evidence=evidence,
             rule="rank 0 sends, rank 1 receives, however many ranks there are",
         )
@@ -119,7 +128,8 @@ def nobody_else(runs: Runs) -> str | None:
     messages = sum(record.messages for record in run.ranks)
     if messages > 1:
         raise NotYetError(
-            f"{messages} messages in all; 1 is enough",
+            f"with {runs.world_size} ranks, {messages} messages were sent, expected "
+            "only one, from rank 0 to rank 1",
             slug="extra-messages",
             evidence=calls_of_each(run),
             rule="rank 0 sends once, rank 1 receives once, all other ranks do nothing",
@@ -127,7 +137,8 @@ def nobody_else(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if rank != 1 and not close(value["after"], value["before"]):
             raise NotYetError(
-                f"rank {rank}'s tensor changed; only rank 1's may change",
+                f"send_recv changed rank {rank}'s tensor, expected it to change only "
+                "rank 1's",
                 evidence=calls_of_each(run),
                 rule="a message is a copy: the sender's tensor stays unchanged",
             )
@@ -178,15 +189,24 @@ def neighbors_number(runs: Runs) -> str | None:
     incoming = [value["incoming"] for value in run.values]
     n = runs.world_size
     outgoing = [value["outgoing"] for value in run.values]
-    expect_messages(run, "incoming is not the left neighbor's number")
-    if not all_close(outgoing, sent):
+    came = all_close(incoming, sent[-1:] + sent[:-1])
+    expect_messages(
+        run,
+        "incoming is right, but not through comm"
+        if came
+        else "incoming doesn't hold the left neighbor's number on every rank",
+    )
+    changed = [r for r in range(n) if not close(outgoing[r], sent[r])]
+    if changed:
         raise NotYetError(
-            "outgoing was overwritten; receive into incoming instead",
+            f"ring_shift overwrote outgoing on {ranks_in_words(changed)}, expected it "
+            "unchanged",
             slug="outgoing-changed",
             evidence=calls_of_each(run),
             rule="send from outgoing, receive into incoming",
         )
     old = torch.full_like(sent[0], BEFORE)
+    all_received = all(map(received, run.ranks))
     expect_values(
         incoming,
         [sent[(rank - 1) % n] for rank in range(n)],
@@ -195,28 +215,33 @@ def neighbors_number(runs: Runs) -> str | None:
             Suspect(
                 slug="wrong-source",
                 values=[sent[(rank + 1) % n] for rank in range(n)],
-                sentence="incoming holds the right neighbor's number: the ring "
-                "runs in the wrong direction",
+                sentence="each rank's incoming holds the right neighbor's number, "
+                "expected the left neighbor's",
                 rule="send to rank + 1, receive from rank - 1",
             ),
             Suspect(
-                slug="not-in-place" if all(map(received, run.ranks)) else "",
+                slug="not-in-place" if all_received else "",
                 values=same_everywhere(old, n),
-                sentence="incoming is unchanged on every rank: nothing was received "
-                "into it",
+                sentence="incoming is unchanged on every rank"
+                + (
+                    ": the numbers were received into another tensor"
+                    if all_received
+                    else ", expected the left neighbor's number in it"
+                ),
                 rule="receive into the argument itself: incoming",
             ),
             Suspect(
                 slug="",
                 values=sent,
-                sentence="incoming holds the rank's own number",
+                sentence="each rank's incoming holds its own number, expected the left "
+                "neighbor's",
                 rule="the number must come from the left neighbor, in a message",
             ),
         ],
     )
     if n == 3:
         expect_each(
-            runs.finished(pass_any),
+            finished_with_each(runs, pass_any),
             lambda before: [before[-1], *before[:-1]],
             "incoming",
         )
@@ -230,9 +255,11 @@ def one_message_each(runs: Runs) -> str | None:
     """Every rank sends exactly one message, straight to its neighbor."""
     run = runs.finished(pass_once)
     counts = [record.messages for record in run.ranks]
-    if any(count != 1 for count in counts):
+    odd = next((rank for rank, count in enumerate(counts) if count != 1), None)
+    if odd is not None:
         raise NotYetError(
-            f"messages sent by ranks 0, 1, …: {counts}; 1 per rank is enough",
+            f"with {runs.world_size} ranks, rank {odd} sent {counts[odd]} messages, "
+            "expected one from each rank, to its right neighbor",
             slug="extra-messages",
             evidence=calls_of_each(run),
             rule="every rank sends once to the right and receives once from the left",
@@ -252,14 +279,19 @@ def _expect_no_hang_alone(runs: Runs, scenario: Any) -> Run | None:
     run = runs.ended(scenario)
     first = run.primary()
     refused = first is not None and first.error is not None and first.error.refused
-    return None if refused else runs.finished(scenario)
+    if refused:
+        return None
+    try:
+        return runs.finished(scenario)
+    except NotYetError as failure:
+        raise failure.but(situation="with one rank") from failure
 
 
 def _expect_own_number(value: dict[str, Any]) -> None:
     """In a ring of one rank, the left neighbor is the rank itself."""
     if not close(value["incoming"], value["sent"]):
         raise NotYetError(
-            f"with one rank incoming is {value['incoming'].item():g}, expected "
-            f"{value['sent'].item():g}, its own outgoing",
+            f"with one rank, incoming holds {value['incoming'].item():.3g}, expected "
+            f"{value['sent'].item():.3g}, the rank's own outgoing",
             rule="a rank that is alone is its own left neighbor",
         )

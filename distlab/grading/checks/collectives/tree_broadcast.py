@@ -77,8 +77,8 @@ def _expect_reached(run: Run, src: int) -> None:
         has_it = torch.equal(record.value["after"], sent)
         if record.rank != src and not has_it and not received(record):
             raise NotYetError(
-                f"with src = {src} on {run.world_size} ranks, no message came to rank "
-                f"{record.rank}",
+                f"with src = {src} on {run.world_size} ranks, rank {record.rank} "
+                f"received no message, expected one with rank {src}'s tensor",
                 evidence=calls_of_each(run),
                 rule="every rank except src receives once, for any number of ranks",
             )
@@ -112,7 +112,8 @@ def in_few_rounds(runs: Runs) -> str | None:
     enough, needed = (n - 1).bit_length(), max(rounds.values())
     if needed > enough:
         raise NotYetError(
-            f"{needed} rounds on {n} ranks; {enough} are enough{_shape(sends, src)}",
+            f"with {n} ranks, the last one gets the tensor in round {needed}, expected "
+            f"round {enough} at the latest{_shape(sends, src)}",
             slug="too-many-rounds",
             evidence=_timetable(sends, rounds, src),
             rule="in each round every rank that has the tensor sends it once",
@@ -130,7 +131,8 @@ def _expect_few_on_many(runs: Runs) -> None:
     enough = (MANY - 1).bit_length()
     if needed > enough:
         raise NotYetError(
-            f"{needed:.0f} rounds on {MANY} simulated ranks; {enough} are enough",
+            f"with {MANY} simulated ranks, the last one gets the tensor in round "
+            f"{needed:.0f}, expected round {enough} at the latest",
             slug="too-many-rounds",
             rule="in each round every rank that has the tensor sends it once",
         )
@@ -157,7 +159,7 @@ def _shape(sends: list[list[int]], src: int) -> str:
     if len(sends[src]) == len(sends) - 1:
         return f": rank {src} sends every copy itself"
     if max(map(len, sends)) == 1:
-        return ": each rank sends to one other rank, as in a chain"
+        return ": the ranks form a chain, each sending to at most one other"
     return ""
 
 
