@@ -47,17 +47,17 @@ def cut_lengths(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 def read_bounds(value: Any) -> Bounds | str:
     """Pairs of integers, or what it is instead, to go on after "chunk_bounds"."""
     if value is None:
-        return "returns None: is a return missing?"
+        return "returned None, expected a list of pairs: is a return missing?"
     try:
         pairs = [tuple(pair) for pair in list(value)[:_MANY]]
     except TypeError:
-        return f"returns {value!r:.40}, not a list of pairs (start, end)"
+        return f"returned {value!r:.40}, expected a list of pairs (start, end)"
     bounds = []
     for pair in pairs:
         try:
             start, end = map(operator.index, pair)
         except (TypeError, ValueError):
-            return f"contains {pair!r:.40}, which is not a pair of integers"
+            return f"returned a list with {pair!r:.40}, expected pairs of integers"
         bounds.append((start, end))
     return bounds
 
@@ -75,28 +75,38 @@ def nothing_lost_nothing_twice(runs: Runs) -> str | None:
     for call, length, n, bounds in _cuts(runs):
         if isinstance(bounds, str):
             raise NotYetError(f"{call} {bounds}", rule=RULE, fatal=True)
-        flaw, slug = _flaw(length, n, [tuple(pair) for pair in bounds])
+        flaw, slug = _flaw(call, length, n, [tuple(pair) for pair in bounds])
         if flaw:
-            shown = _drawn(bounds, at_end=flaw.startswith("ends"))
-            raise NotYetError(f"{call} {flaw}", slug=slug, evidence=shown, rule=RULE)
+            shown = _drawn(bounds, at_end=flaw.startswith("the last"))
+            raise NotYetError(flaw, slug=slug, evidence=shown, rule=RULE)
     return "13 elements, 4 chunks: 3 or 4 in each; 1 element: three chunks are empty"
 
 
-def _flaw(length: int, n: int, bounds: Bounds) -> tuple[str, str]:
+def _flaw(call: str, length: int, n: int, bounds: Bounds) -> tuple[str, str]:
     """What is wrong with these bounds, and the name of the mistake; or nothing."""
     if len(bounds) != n:
         slug = "fewer-chunks" if len(bounds) < n else ""
-        return f"returns {len(bounds)} chunks", slug
+        plural = "s" * (len(bounds) != 1)
+        return f"{call} returned {len(bounds)} chunk{plural}, expected {n}", slug
     place = 0
     for number, (start, end) in enumerate(bounds):
-        if start != place or end < start:
-            where = f"chunk {number} is ({start}, {end})"
-            return f"has a gap or an overlap: {where}, expected start {place}", ""
+        chunk = f"in {call}, chunk {number} is ({start}, {end})"
+        if start != place:
+            where = f"where chunk {number - 1} ends" if number else "the first element"
+            return f"{chunk}, expected it to start at {place}, {where}", ""
+        if end < start:
+            return f"{chunk}, expected an end that is not before the start", ""
         place = end
+    end = f"the last chunk of {call} ends at {place}"
     if place < length:
         slug = "remainder-dropped" if place == length // n * n else ""
-        return f"ends at {place}: the last elements are in no chunk", slug
-    return (f"ends at {place}, beyond the tensor", "") if place > length else ("", "")
+        left_out = f"the last {length - place} elements are in no chunk"
+        if length - place == 1:
+            left_out = "the last element is in no chunk"
+        return f"{end}, expected {length}: {left_out}", slug
+    if place > length:
+        return f"{end}, beyond the tensor, expected {length}", ""
+    return "", ""
 
 
 def _drawn(bounds: Bounds, *, at_end: bool = False) -> tuple[Evidence, ...]:
@@ -112,13 +122,13 @@ def _drawn(bounds: Bounds, *, at_end: bool = False) -> tuple[Evidence, ...]:
 def nearly_equal(runs: Runs) -> str | None:
     """The longest chunk has at most one element more than the shortest."""
     for call, length, n, bounds in _cuts(runs):
-        if isinstance(bounds, str) or _flaw(length, n, bounds)[0]:
+        if isinstance(bounds, str) or _flaw(call, length, n, bounds)[0]:
             raise NotJudgedError("some elements are in no chunk or in two: see C1")
         sizes = [end - start for start, end in bounds]
         if max(sizes) > min(sizes) + 1:
             raise NotYetError(
-                f"{call}: the longest chunk has {max(sizes)} elements, the shortest "
-                f"{min(sizes)}",
+                f"in {call}, the longest chunk has {max(sizes)} elements and the "
+                f"shortest {min(sizes)}, expected a difference of at most 1",
                 slug="uneven-chunks",
                 evidence=_drawn(bounds),
                 rule="in each step of the ring all ranks wait for the longest chunk: "

@@ -43,20 +43,23 @@ def misuses(plan: list[Entry]) -> Iterator[Misuse]:
     for index, entry in enumerate(plan):
         kind, segment, _ = entry
         here = _where(entry)
+        what = f"`{named(entry)}` (operation {index})"
         if kind == "wait":
             started = flying.pop(here, None)
             if not started or started[1][1] != segment:
-                yield Misuse(index, f"{named(entry)}: no such message is in flight", "")
+                what = f"{what} waits for no message, expected one in flight"
+                yield Misuse(index, what, "")
             continue
         used = {here, (segment, None)} if kind == "add" else {here}
         for place in used & set(flying):
             during = named(flying[place][1])
-            what = f"{named(entry)}, while {during} is still in flight"
-            yield Misuse(index, what, "touched-in-flight")
+            early = f"{what} comes before the wait for `{during}`, expected after it"
+            yield Misuse(index, early, "touched-in-flight")
         if kind != "add":
             flying[here] = index, entry
     for index, entry in flying.values():
-        yield Misuse(index, f"{named(entry)}: its wait is missing", "never-waited")
+        what = f"no wait follows `{named(entry)}` (operation {index}), expected one"
+        yield Misuse(index, what, "never-waited")
 
 
 def _where(entry: Entry) -> tuple[int | None, int | None]:

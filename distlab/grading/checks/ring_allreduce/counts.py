@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from distlab.terminal import ranks_in_words
+
 _FEWEST = -5  # a digit tells one of 16 counts: this, and the 15 after it
 
 
@@ -41,3 +43,19 @@ def in_words(counts: list[int]) -> str:
             sign = "−" if times < 0 else "+" * bool(words)
             words += f"{sign}{rank}" + f" ({abs(times)}×)" * (abs(times) > 1)
     return words or "no rank"
+
+
+def what_is_off(counts: list[int]) -> str:
+    """What a sum lacks or has too often, to go on after "chunk 0"; or nothing."""
+    taken_away = [rank for rank, times in enumerate(counts) if times < 0]
+    missing = [rank for rank, times in enumerate(counts) if not times]
+    often = [rank for rank, times in enumerate(counts) if times > 1]
+    if taken_away:
+        whose = ranks_in_words(taken_away)
+        return f"has the values of {whose} subtracted, expected them added"
+    if missing:
+        return f"lacks the values of {ranks_in_words(missing)}, expected the full sum"
+    if often:
+        times = counts[often[0]]
+        return f"contains rank {often[0]}'s values {times} times, expected once"
+    return ""

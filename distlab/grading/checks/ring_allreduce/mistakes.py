@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.checks.ring_allreduce.counts import counted, in_words
+from distlab.grading.checks.ring_allreduce.counts import counted, in_words, what_is_off
 from distlab.grading.checks.ring_allreduce.steps import SENDING
 from distlab.grading.kit.messages import calls_of_each, expect_messages, received
 from distlab.grading.kit.values import (
@@ -24,7 +24,7 @@ from distlab.runner.autopsy import Evidence
 FRESH = "send the chunk that you received in the step before, with yours added"
 ADD = "add the received chunk to your own chunk of the same number"
 NEEDED = "a sum over the ranks needs messages"  # whether or not there is one
-TAKEN_AWAY = ": something was subtracted"
+TAKEN_AWAY = ": a rank's values were subtracted"
 IN_PLACE = "write into the caller's tensor; .contiguous() may return a copy"
 
 
@@ -86,7 +86,8 @@ def expect_owners(sums: Sums, counts: Sums | None) -> None:
     if twice:
         ranks = [r for r, own in enumerate(sums.owners) if own == twice[0]]
         raise NotYetError(
-            f"ranks {ranks[0]} and {ranks[1]} both return {twice[0]}",
+            f"ranks {ranks[0]} and {ranks[1]} both returned {twice[0]}, expected the "
+            "number of a different chunk on each rank",
             slug="wrong-owner",
             evidence=_owned(sums),
             rule="all ranks must return different numbers",
@@ -95,23 +96,33 @@ def expect_owners(sums: Sums, counts: Sums | None) -> None:
 
 def _expect_bounds(sums: Sums) -> None:
     bounds = sums.cuts[0]
-    if isinstance(bounds, str) or len(bounds) != sums.n:
-        raise NotYetError("chunk_bounds does not give n chunks: see 3.1", fatal=True)
+    if isinstance(bounds, str):
+        raise NotYetError(f"chunk_bounds (3.1) {bounds}", fatal=True)
+    if len(bounds) != sums.n:
+        raise NotYetError(
+            f"chunk_bounds returned {len(bounds)} chunks for {sums.n} ranks, expected "
+            "one per rank: see 3.1",
+            fatal=True,
+        )
 
 
 def _expect_numbers(sums: Sums) -> None:
     for rank, own in enumerate(sums.owners):
         if own == "None":
             raise NotYetError(
-                f"rank {rank} returns None, not the number of the finished chunk",
+                f"rank {rank} returned None, expected the number of its finished chunk",
                 slug="returned-none",
                 rule="return the number of the chunk that is the sum",
             )
         if not isinstance(own, int) or isinstance(own, bool):
-            raise NotYetError(f"rank {rank} returns {own}, not the number of a chunk")
+            got = "a tensor" if str(own).startswith("tensor(") else own
+            raise NotYetError(
+                f"rank {rank} returned {got}, expected the number of its finished chunk"
+            )
         if not 0 <= own < sums.n:
             raise NotYetError(
-                f"rank {rank} returns {own}; chunks have the numbers 0 to {sums.n - 1}",
+                f"rank {rank} returned {own}, expected a chunk number from 0 to "
+                f"{sums.n - 1}",
                 slug="wrong-owner",
                 rule="count modulo n",
             )
@@ -134,8 +145,8 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
     done = [[c for c in own if sums.is_done(r, c)] for r, own in enumerate(done)]
     if all(done):
         return NotYetError(
-            f"rank {rank} returns {own}, but the chunk that is the sum is number "
-            f"{done[rank][0]}",
+            f"rank {rank} returned {own}, but the sum is in its chunk {done[rank][0]}: "
+            f"expected {done[rank][0]}",
             slug="wrong-owner",
             evidence=_owned(sums),
             rule="which chunk arrived last, and what was added to it?",
@@ -155,19 +166,35 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
         )
     if counts and _overwritten(counts):
         return NotYetError(
-            f"chunk {own} of rank {rank} has one rank's values only: the received "
-            "chunk replaced them",
+            f"chunk {own} of rank {rank} holds one rank's values only: the received "
+            "chunk replaced the others, expected their sum",
             slug="last-write-wins",
             evidence=evidence,
             rule="receive into a tensor of your own, then add it",
         )
     less = counts is not None and counts.is_less()
     return NotYetError(
-        f"rank {rank} returns {own}, and its chunk {own} is not the sum"
-        + TAKEN_AWAY * less,
+        f"rank {rank} returned {own}, but {_how_wrong(sums, rank, own, counts)}",
         evidence=evidence,
         rule=ADD if less else FRESH,
     )
+
+
+def _how_wrong(sums: Sums, rank: int, own: int, counts: Sums | None) -> str:
+    """Whose values a chunk lacks or has twice; or else its first wrong element."""
+    chunk = f"its chunk {own}"
+    ranks = counts.counts(counts.chunk(counts.after[rank], own)) if counts else []
+    if what := next(filter(None, map(what_is_off, ranks)), ""):
+        return f"{chunk} {what}"
+    got = sums.chunk(sums.after[rank], own)
+    expected = sums.chunk(sums.total, own)
+    pairs = list(zip(got, expected, strict=True))
+    number = next(i for i, pair in enumerate(pairs) if not close(*pair, 1e-12))
+    for digits in (4, 8, 16):
+        has, needs = (f"{float(value):.{digits}g}" for value in pairs[number])
+        if has != needs:
+            break
+    return f"{chunk} has {has} in element {number}, expected the sum, {needs}"
 
 
 def _overwritten(counts: Sums) -> bool:
@@ -201,7 +228,7 @@ def _same_chunk(sums: Sums, counts: Sums | None) -> NotYetError | None:
         return None
     return NotYetError(
         "every rank sends the same chunk in every step, so its neighbor adds it "
-        f"{sums.n - 1} times",
+        f"{sums.n - 1} times: expected the chunk just received",
         slug="same-chunk-every-step",
         evidence=_chunk_counts(counts),
         rule=FRESH,
@@ -238,14 +265,14 @@ def expect_sums(sums: Sums, name: str, counts: Sums | None, aside: str = "") -> 
     what = f"the tensor{aside}"
     if not all(map(sums.right, sums.after)):
         _expect_in_place(sums, name, aside)
-        _expect_second_half(sums, counts)
+        _expect_second_half(sums, name)
     try:
         expect_values(
             sums.after,
             same_everywhere(sums.total, sums.n),
             what=f"after {name}, {what}",
             tolerance=1e-12,
-            suspects=_wrong_sums(sums),
+            suspects=_wrong_sums(sums, name),
             parts=sums.before,
         )
     except NotYetError as failure:
@@ -273,16 +300,16 @@ def _expect_in_place(sums: Sums, name: str, aside: str) -> None:
     returned = all(sums.right(sums.returned[rank]) for rank in wrong)
     if not returned and not all(received(sums.run.ranks[rank]) for rank in wrong):
         return
-    begin = "your return value is right, but the" if returned else "the"
+    told = "returned the sum, but left" if returned else "left"
     raise NotYetError(
-        f"{begin} caller's tensor{aside} is unchanged after {name}",
+        f"{name} {told} the caller's tensor{aside} unchanged, expected the sum in it",
         slug="not-in-place",
         evidence=calls_of_each(sums.run),
         rule=IN_PLACE,
     )
 
 
-def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
+def _expect_second_half(sums: Sums, name: str) -> None:
     """A rank that has some elements of the sum, and was not sent the others."""
     if sums.total.dim() != 1 or len(sums.total) < sums.n or sums.n < 2:
         return
@@ -299,7 +326,8 @@ def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
             for rank, share in enumerate(shares)
         ]
         raise NotYetError(
-            "each rank has only a part of the sum",
+            f"after {name}, rank 0 holds the sum in only {shares[0]} of {length} "
+            "elements, expected the full sum on every rank",
             slug="second-half-missing",
             evidence=tuple(lines),
             rule="send each finished chunk on from rank to rank until all have it: "
@@ -307,25 +335,28 @@ def _expect_second_half(sums: Sums, counts: Sums | None) -> None:
         )
 
 
-def _wrong_sums(sums: Sums) -> list[Suspect]:
+def _wrong_sums(sums: Sums, name: str) -> list[Suspect]:
     n, first = sums.n, sums.before[0]
+    after = f"after {name}" + " without average=True" * (name == "all_reduce")
     return [
         Suspect(
             slug="",
             values=sums.before,
-            sentence="every rank's tensor is unchanged",
+            sentence=f"after {name}, every rank's tensor is unchanged, expected the "
+            "sum",
             rule=IN_PLACE,
         ),
         Suspect(
             slug="mean-not-sum",
             values=same_everywhere(sums.total / n, n),
-            sentence="every rank has the mean, not the sum",
+            sentence=f"{after}, every rank has the mean, expected the sum",
             rule="divide with average=True only",
         ),
         Suspect(
             slug="",
             values=same_everywhere(first, n),
-            sentence="every rank has rank 0's tensor, to which nothing was added",
+            sentence=f"after {name}, every rank has rank 0's tensor, expected the sum "
+            "over the ranks",
             rule=ADD,
         ),
     ]
@@ -338,16 +369,18 @@ def mean_mistakes(sums: Sums) -> list[Suspect]:
         Suspect(
             slug="sum-not-mean",
             values=same_everywhere(sums.total, n),
-            sentence="with average=True, every rank has the sum, not the mean",
+            sentence="with average=True, every rank has the sum, expected the mean",
         ),
         Suspect(
             slug="hard-coded-two",
             values=same_everywhere(sums.total / 2, n),
-            sentence=f"with average=True on {n} ranks, the sum is divided by 2",
+            sentence=f"with average=True on {n} ranks, the sum is divided by 2, "
+            f"expected by {n}",
         ),
         Suspect(
             slug="divided-twice",
             values=same_everywhere(sums.total / n**2, n),
-            sentence=f"with average=True, the sum is divided by {n} twice",
+            sentence=f"with average=True, the sum is divided by {n} twice, expected "
+            "once",
         ),
     ]

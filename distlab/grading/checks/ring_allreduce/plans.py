@@ -18,7 +18,7 @@ from distlab.grading.checks.ring_allreduce.clock import (
     misuses,
     named,
 )
-from distlab.grading.checks.ring_allreduce.counts import in_words
+from distlab.grading.checks.ring_allreduce.counts import in_words, what_is_off
 from distlab.grading.clause import clause
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
@@ -64,6 +64,15 @@ class Setting:
         plural = "s" if self.num_segments > 1 else ""
         return f"{self.n} ranks, {self.num_segments} segment{plural} per chunk"
 
+    @property
+    def situation(self) -> str:
+        """`with 3 ranks and 2 segments per chunk`."""
+        return "with " + self.words.replace(", ", " and ")
+
+    def call(self, rank: int) -> str:
+        """`in segment_plan(0, 3, 2)`."""
+        return f"in segment_plan({rank}, {self.n}, {self.num_segments})"
+
     def misuse(self) -> tuple[int, Misuse] | None:
         """The first of them, and whose plan it is in."""
         for rank, plan in enumerate(self.plans):
@@ -87,9 +96,9 @@ def make_plans(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 def _read(plan: Any, total: int) -> list[Entry] | str:
     if plan is None:
-        return "is None: is a return missing?"
+        return "returned None, expected a list of Op: is a return missing?"
     if not isinstance(plan, list | tuple):
-        return f"is {plan!r:.40}, not a list"
+        return f"returned {plan!r:.40}, expected a list of Op"
     entries: list[Entry] = []
     for op in plan[:_LIMIT]:
         try:
@@ -97,15 +106,16 @@ def _read(plan: Any, total: int) -> list[Entry] | str:
             segment = operator.index(segment)
             buffer = None if buffer is None else operator.index(buffer)
         except (TypeError, ValueError):
-            return f"contains {op!r:.40}, which is not an Op"
+            return f"contains {op!r:.40}, expected an Op"
         if kind not in KINDS:
-            return f"contains the kind {kind!r:.20}"
+            kinds = ", ".join(KINDS)
+            return f"contains the kind {kind!r:.20}, expected one of {kinds}"
         if not 0 <= segment < total:
-            return f"contains segment {segment}; segments are numbered 0 to {total - 1}"
+            return f"contains segment {segment}, expected numbers from 0 to {total - 1}"
         if buffer not in (None, 0, 1):
-            return f"contains buffer {buffer}; receive buffers are 0 and 1"
+            return f"contains receive buffer {buffer}, expected 0 or 1"
         if kind == "add" and buffer is None:
-            return f"contains add {segment} without the buffer that is to be added"
+            return f"contains add {segment} without a buffer, expected the one to add"
         entries.append((kind, segment, buffer))
     return entries
 
@@ -157,9 +167,17 @@ def _expect_an_end(setting: Setting, played: Played) -> None:
         other = (rank + 1 if kind == SENT else rank - 1) % setting.n
         never = "irecv" if kind == SENT else "isend"
         in_sends = len(stuck) == setting.n and all(s[2] == SENT for s in stuck)
+        what = (
+            f"rank {rank} waits forever at `{named(entry)}`, because rank {other} has "
+            f"not called the {never}"
+        )
+        if in_sends:
+            what = (
+                "every rank waits for an isend before its right neighbor calls irecv, "
+                "so all wait forever"
+            )
         raise NotYetError(
-            f"{setting.words}: rank {rank} waits forever at {named(entry)}: rank "
-            f"{other} has not called the {never}",
+            f"{setting.situation}, {what}",
             slug="ring-of-sends" if in_sends else "",
             evidence=[
                 (r, "waits", f"op {played.places[r]}: {named(e)}")
@@ -171,19 +189,19 @@ def _expect_an_end(setting: Setting, played: Played) -> None:
         if len(link.sent) != len(link.received):
             right = (rank + 1) % setting.n
             raise NotYetError(
-                f"{setting.words}: rank {rank} sends {len(link.sent)} messages, rank "
-                f"{right} receives {len(link.received)}",
+                f"{setting.situation}, rank {rank} sends {len(link.sent)} messages, "
+                f"but rank {right} receives {len(link.received)}, expected as many",
                 rule="each isend meets one irecv of the right neighbor",
             )
 
 
 def _expect_order(setting: Setting, played: Played) -> None:
     if played.crossed:
-        sender, number, segment, meant = played.crossed
+        sender, _, segment, meant = played.crossed
         right = (sender + 1) % setting.n
         raise NotYetError(
-            f"{setting.words}: isend number {number} of rank {sender} is segment "
-            f"{segment}, and rank {right} receives it as segment {meant}",
+            f"{setting.situation}, rank {sender} sends segment {segment}, but rank "
+            f"{right} receives it as segment {meant}, expected the same number",
             rule="a rank receives the segments in the order in which its left neighbor "
             "sends them",
         )
@@ -204,12 +222,17 @@ def _expect_sums(setting: Setting, played: Played) -> None:
             sends = max(len(link.sent) for link in played.links)
             half = sends <= (setting.n - 1) * setting.num_segments
             raise NotYetError(
-                f"{setting.words}: after the plans, segment {number} of rank {rank} "
-                f"holds {in_words(list(counts))}, expected {in_words(list(every))}",
+                f"{setting.situation}, after all plans segment {number} of rank {rank} "
+                + what_is_off(list(counts)),
                 slug="second-half-missing" if few and owned and half else "",
                 evidence=[(r, "holds", _words(own)) for r, own in enumerate(held[:8])],
                 rule="each rank's values must be added to each segment exactly once",
             )
+
+
+def share_in_words(share: float) -> str:
+    """`only 12%`, `none`."""
+    return f"only {share:.0%}" if share >= 0.005 else "none"
 
 
 def _words(segments: list[tuple[int, ...]]) -> str:
@@ -225,7 +248,7 @@ def buffers_in_flight_are_left_alone(runs: Runs) -> str | None:
         if misuse:
             rank, (number, what, slug) = misuse
             raise NotYetError(
-                f"{setting.words}: operation {number} of rank {rank} is {what}",
+                f"{setting.call(rank)}, {what}",
                 slug=slug,
                 evidence=_around(rank, setting.plans[rank], number),
                 rule="after isend or irecv, wait once; only then use the buffer again",
@@ -242,8 +265,8 @@ def plans_send_little(runs: Runs) -> str | None:
             sends = sum(kind == SENT for kind, _, _ in plan)
             if sends > enough:
                 raise NotYetError(
-                    f"{setting.words}: rank {rank} sends {sends} segments; "
-                    f"{enough} are enough",
+                    f"{setting.call(rank)}, the plan sends {sends} segments, expected "
+                    f"at most {enough}",
                     slug="extra-messages",
                     rule="n - 1 steps until each segment is summed, n - 1 more until "
                     "every rank has it",
@@ -267,8 +290,9 @@ def additions_overlap(runs: Runs) -> str | None:
         idle_in, idle_out = played.idle_adds(0)
         unready = adds_without_irecv(setting.plans[0])  # the last one has no next irecv
         raise NotYetError(
-            f"{setting.words}: {played.time_s:.4g} s, where the messages alone take "
-            f"{alone_s:.4g} and the additions {adding_s:.4g}",
+            f"{setting.situation}, the plans take {played.time_s:.3g} s, expected at "
+            f"most {MOST * alone_s:.3g} s: {share_in_words(overlap)} of the additions "
+            "overlap with messages",
             slug="no-overlap" if overlap < 0.25 else "",
             evidence=[
                 (

@@ -14,14 +14,19 @@ from distlab.grading.checks.ring_allreduce.steps import (
     told,
 )
 from distlab.grading.checks.ring_allreduce.sums import (
+    EMPTY,
     LENGTH,
     NOT_FINITE,
+    ONE_ON_FOUR,
+    TWO_ON_THREE,
+    WITH_INF,
     WORLDS,
     values_of,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
+from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
 
@@ -51,10 +56,11 @@ def _scatters(world_size: int) -> list[RunSpec]:
         on_ranks(scatter_once, kind="digits"),
     ]
     if world_size == 3:
-        plays += [on_ranks(scatter_once, length=length) for length in (2, 0)]
-        plays += [on_ranks(scatter_once, kind=NOT_FINITE, length=12)]
+        plays += [on_ranks(scatter_once, length=2).when(TWO_ON_THREE)]
+        plays += [on_ranks(scatter_once, length=0).when(EMPTY)]
+        plays += [on_ranks(scatter_once, kind=NOT_FINITE, length=12).when(WITH_INF)]
     if world_size == 4:
-        plays += [on_ranks(scatter_once, length=1)]
+        plays += [on_ranks(scatter_once, length=1).when(ONE_ON_FOUR)]
     return plays
 
 
@@ -64,7 +70,10 @@ def own_chunk_is_the_sum(runs: Runs) -> str | None:
     for spec in _scatters(runs.world_size):
         run = runs.finished(spec)
         expect_own_memory(run, run.values, "reduce_scatter")
-        expect_owners(Sums(run), counts=_counted(runs))
+        try:
+            expect_owners(Sums(run), counts=_counted(runs))
+        except NotYetError as failure:
+            raise failure.but(situation=spec.situation) from failure
     return None
 
 

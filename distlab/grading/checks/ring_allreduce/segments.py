@@ -6,19 +6,27 @@ from types import ModuleType
 from typing import Any
 
 from distlab.grading.checks.ring_allreduce.mistakes import Sums, expect_sums
+from distlab.grading.checks.ring_allreduce.plans import share_in_words
 from distlab.grading.checks.ring_allreduce.steps import (
     SENDING,
     expect_few_bytes,
     expect_one_neighbor,
 )
 from distlab.grading.checks.ring_allreduce.sums import (
+    EMPTY,
     HAS_INF_AND_NAN,
     LENGTH,
     NOT_FINITE,
+    TWO_ON_THREE,
+    WITH_INF,
     WORLDS,
     values_of,
 )
-from distlab.grading.checks.ring_allreduce.watched import READ_EARLY, WatchedComm
+from distlab.grading.checks.ring_allreduce.watched import (
+    EXPECTED,
+    READ_EARLY,
+    WatchedComm,
+)
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import expect_own_memory, lend
 from distlab.grading.kit.messages import calls_of_each
@@ -66,10 +74,12 @@ def _sums(world_size: int) -> list[RunSpec]:
         on_ranks(pipelined_once, kind="digits"),
     ]
     if world_size in (2, 3):
-        plays += [on_ranks(pipelined_once, segment_bytes=1 << 20)]
+        one = on_ranks(pipelined_once, segment_bytes=1 << 20)
+        plays += [one.when("with one segment per chunk")]
     if world_size == 3:
-        plays += [on_ranks(pipelined_once, length=length) for length in (2, 0)]
-        plays += [on_ranks(pipelined_once, kind=NOT_FINITE, length=24)]
+        plays += [on_ranks(pipelined_once, length=2).when(TWO_ON_THREE)]
+        plays += [on_ranks(pipelined_once, length=0).when(EMPTY)]
+        plays += [on_ranks(pipelined_once, kind=NOT_FINITE, length=24).when(WITH_INF)]
     return plays
 
 
@@ -82,7 +92,9 @@ def sum_everywhere(runs: Runs) -> str | None:
         counts = Sums(digits) if digits.outcome == "finished" else None
         expect_own_memory(run, run.values, "pipelined_all_reduce")
         try:
-            aside = HAS_INF_AND_NAN * (dict(spec.values).get("kind") == NOT_FINITE)
+            values = dict(spec.values)
+            aside = HAS_INF_AND_NAN * (values.get("kind") == NOT_FINITE)
+            aside += " (2 elements)" * (values.get("length") == 2)
             expect_sums(Sums(run), "pipelined_all_reduce", counts, aside)
         except NotYetError as failure:
             if not failure.slug and _sins(runs.ended(watched_once)):
@@ -117,7 +129,9 @@ def left_alone(runs: Runs) -> str | None:
     if found:
         rank, what, line = found[0]
         raise NotYetError(
-            f"rank {rank} {what}" + f" (line {line})" * bool(line),
+            f"rank {rank} {what}"
+            + f" (line {line})" * bool(line)
+            + f", expected {EXPECTED[what]}",
             slug="touched-in-flight",
             evidence=lines,
             rule="wait for the message first, or use another tensor meanwhile",
@@ -138,8 +152,8 @@ def no_more_bytes(runs: Runs) -> str | None:
         longest = max((call["bytes"] for call in sends), default=0)
         if longest > SEGMENT_BYTES:
             raise NotYetError(
-                f"rank {record.rank} sends a message of {longest} bytes, more than "
-                f"segment_bytes={SEGMENT_BYTES}",
+                f"with segment_bytes={SEGMENT_BYTES}, rank {record.rank} sent a "
+                f"message of {longest} bytes, expected at most {SEGMENT_BYTES}",
                 slug="segment-too-long",
                 evidence=calls_of_each(run),
                 rule="round the number of segments up, not down",
@@ -176,9 +190,9 @@ def additions_hide(runs: Runs) -> str | None:
     if took_s > MOST * alone_s:
         hidden = max(0.0, 1 - (took_s - alone_s) / adding_s)
         raise NotYetError(
-            f"on {RANKS} simulated ranks, it takes {took_s:.3g} s, expected at most "
-            f"{MOST * alone_s:.3g} s: only {hidden:.0%} of the additions overlap with "
-            "messages",
+            f"on {RANKS} simulated ranks, pipelined_all_reduce took {took_s:.3g} s, "
+            f"expected at most {MOST * alone_s:.3g} s: {share_in_words(hidden)} of the "
+            "additions overlap with messages",
             slug="no-overlap" if hidden < 0.25 else "",
             rule="the next irecv and the last isend must be in flight while you add",
         )

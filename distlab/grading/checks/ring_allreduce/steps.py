@@ -8,6 +8,7 @@ from distlab.grading.kit.messages import calls_of_each
 from distlab.grading.runs import Runs, RunSpec
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
+from distlab.terminal import ranks_in_words
 
 SENDING = frozenset({"send", "isend", "sendrecv"})
 MANY = 16  # simulated ranks
@@ -29,12 +30,16 @@ def expect_few_bytes(run: Run, length: int, itemsize: int, halves: int) -> None:
     for record in run.ranks:
         if record.sent_bytes > enough:
             whole = length * itemsize
-            sizes = {call["bytes"] for call in _sends(record)}
-            slug = "whole-tensor-every-step" if sizes == {whole} else "extra-messages"
+            sizes = [call["bytes"] for call in _sends(record)]
+            is_whole = set(sizes) == {whole}
+            sent = f"{record.sent_bytes:.0f} bytes"
+            if is_whole:
+                often = f" {len(sizes)} times" * (len(sizes) > 1)
+                sent = f"the whole tensor{often}, {sent}"
             raise NotYetError(
-                f"rank {record.rank} sends {record.sent_bytes:.0f} bytes of a tensor "
-                f"of {whole}; {enough} are enough on {run.world_size} ranks",
-                slug=slug,
+                f"for a tensor of {whole} bytes on {run.world_size} ranks, rank "
+                f"{record.rank} sent {sent}, expected at most {enough}",
+                slug="whole-tensor-every-step" if is_whole else "extra-messages",
                 evidence=calls_of_each(run),
                 rule="each message is one chunk, and in each half of the ring a rank "
                 "sends every chunk but one",
@@ -51,8 +56,8 @@ def expect_few_messages(run: Run, halves: int) -> None:
     for record in run.ranks:
         if record.messages > enough:
             raise NotYetError(
-                f"rank {record.rank} sends {record.messages} messages; {enough} are "
-                f"enough on {run.world_size} ranks",
+                f"on {run.world_size} ranks, rank {record.rank} sent {record.messages} "
+                f"messages, expected at most {enough}: one in each step of the ring",
                 slug="extra-messages",
                 evidence=calls_of_each(run),
                 rule="after n - 1 steps each chunk has been at every rank",
@@ -69,8 +74,8 @@ def expect_one_neighbor(run: Run) -> None:
         peers = sorted({call["dst"] for call in _sends(record)})
         if len(peers) > 1:
             raise NotYetError(
-                f"rank {record.rank} sends to ranks {', '.join(map(str, peers))}: in a "
-                "ring it sends to one neighbor only",
+                f"rank {record.rank} sent messages to {ranks_in_words(peers)}, "
+                "expected only one neighbor, as in a ring",
                 slug="not-a-ring",
                 evidence=calls_of_each(run),
                 rule="send on to the right what came from the left",
@@ -112,8 +117,12 @@ def expect_few_steps(runs: Runs, on_many: RunSpec, halves: int) -> None:
     enough = halves * (MANY - 1)
     needed = runs.simulated(on_many)["time_s"]
     if needed > enough:
+        is_double = needed == 2 * enough
         raise NotYetError(
-            f"{needed:.0f} steps on {MANY} simulated ranks, where {enough} are enough",
-            slug="half-duplex" if needed == 2 * enough else "",
+            f"on {MANY} simulated ranks, the ring took {needed:.0f} steps, expected at "
+            f"most {enough}"
+            + ": a rank can send and receive in the same step"
+            * is_double,
+            slug="half-duplex" if is_double else "",
             rule=ONE_WAY,
         )

@@ -36,6 +36,17 @@ from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 1)  # reduce_scatter, on which the rest builds, also on 7
 HAS_INF_AND_NAN = " (rank 1 has an inf and a nan)"
+TWO_ON_THREE = "with a tensor of 2 elements on 3 ranks"
+ONE_ON_FOUR = "with a tensor of 1 element on 4 ranks"
+EMPTY = "with an empty tensor"
+WITH_INF = "when rank 1 has an inf and a nan"
+ODD = {
+    "strided": "with every second column of a matrix",
+    "transposed": "with a transposed matrix",
+    "scalar": "with a tensor without dimensions",
+    "again": "in a second call",
+}
+"""What is special about some kinds of tensors; see `ring_once`."""
 LENGTH = 13  # what no world size divides
 DTYPES = {
     "single": torch.float32,
@@ -108,13 +119,17 @@ def ring_once(
 def _sums(world_size: int) -> list[RunSpec]:
     plays: list[RunSpec] = [on_ranks(ring_once), on_ranks(ring_once, kind="digits")]
     if world_size == 3:
-        odd = ("strided", "transposed", "scalar", "again")
-        plays += [on_ranks(ring_once, kind=kind) for kind in odd]
-        plays += [on_ranks(ring_once, length=length) for length in (2, 0)]
-        plays += [on_ranks(ring_once, kind=NOT_FINITE, length=12)]
-        plays += [on_ranks(ring_once, kind="half", length=10 * LENGTH)]
+        plays += [on_ranks(ring_once, kind=kind).when(ODD[kind]) for kind in ODD]
+        plays += [on_ranks(ring_once, length=2).when(TWO_ON_THREE)]
+        plays += [on_ranks(ring_once, length=0).when(EMPTY)]
+        plays += [on_ranks(ring_once, kind=NOT_FINITE, length=12).when(WITH_INF)]
+        plays += [
+            on_ranks(ring_once, kind="half", length=10 * LENGTH).when(
+                "with a float16 tensor"
+            )
+        ]
     if world_size == 4:
-        plays += [on_ranks(ring_once, length=1)]
+        plays += [on_ranks(ring_once, length=1).when(ONE_ON_FOUR)]
     return plays
 
 
@@ -141,6 +156,9 @@ def _said(values: dict[str, Any]) -> dict[str, str]:
         NOT_FINITE: HAS_INF_AND_NAN,
     }
     said = kinds.get(values.get("kind", ""), "")
+    if values.get("length") in (1, 2):
+        plural = "s" * (values["length"] > 1)
+        said = f" ({values['length']} element{plural})"
     if values.get("kind") == "again":
         said = " (of a second call)"
     return {"aside": said}
@@ -150,19 +168,25 @@ def _expect_no_refusal(run: Run) -> None:
     for record, value in zip(run.ranks, run.values, strict=True):
         if value["raised"]:
             raise NotYetError(
-                f"all_reduce of integers without average=True raises "
-                f"{value['raised']} on rank {record.rank}, expected the sum",
+                f"for an {_dtype(value)} tensor without average=True, all_reduce "
+                f"raised a {value['raised']} on rank {record.rank}, expected the sum",
                 rule="int64 can be summed; only its mean is not an int64",
             )
+
+
+def _dtype(value: dict[str, Any]) -> str:
+    return str(value["before"].dtype).removeprefix("torch.")
 
 
 def _means(world_size: int) -> list[RunSpec]:
     kinds = ("uneven", "digits") + ("single", "short", "byte") * (world_size == 3)
     plays: list[RunSpec] = [
-        on_ranks(ring_once, average=True, kind=kind) for kind in kinds
+        on_ranks(ring_once, average=True, kind=kind).when("with average=True")
+        for kind in kinds
     ]
     if world_size == 3:
-        plays += [on_ranks(ring_once, average=True, kind="short", length=0)]
+        empty = on_ranks(ring_once, average=True, kind="short", length=0)
+        plays += [empty.when("with average=True and an empty int32 tensor")]
     return plays
 
 
@@ -181,25 +205,26 @@ def mean_on_request(runs: Runs) -> str | None:
 def _expect_refusal(run: Run) -> None:
     rule = "look at tensor.is_floating_point() before anything is sent"
     for record, value in zip(run.ranks, run.values, strict=True):
-        dtype = str(value["before"].dtype).removeprefix("torch.")
-        what = "all_reduce with average=True of a"
-        what += "n empty" * (not value["before"].numel()) + f" tensor of {dtype}"
+        empty = " empty" * (not value["before"].numel())
+        what = f"for an{empty} {_dtype(value)} tensor with average=True, all_reduce"
+        raised = f"a {value['raised']}" if value["raised"] else "nothing"
         if value["raised"] != "ValueError":
             raise NotYetError(
-                f"{what} raises {value['raised'] or 'nothing'}, expected a ValueError",
+                f"{what} raised {raised}, expected a ValueError",
                 slug="whole-numbers-averaged",
                 rule=rule,
             )
         if record.calls():
             raise NotYetError(
-                f"{what} raises ValueError only after rank {record.rank} has sent "
-                f"{record.messages:.0f} messages",
+                f"{what} raised a ValueError only after rank {record.rank} had sent "
+                f"{record.messages:.0f} messages, expected it before the first",
                 evidence=calls_of_each(run),
                 rule=rule,
             )
         if not torch.equal(value["after"], value["before"]):
             raise NotYetError(
-                f"{what} raises ValueError, but changes rank {record.rank}'s tensor",
+                f"{what} raised a ValueError, but changed rank {record.rank}'s tensor, "
+                "expected no change",
                 rule=rule,
             )
 

@@ -25,6 +25,13 @@ WRITTEN = "wrote into a tensor between its irecv and the wait"
 SENT_CHANGED = "changed a tensor between its isend and the wait"
 FILLED = "received into a tensor whose isend had not been waited for"
 TWICE = "received into one tensor twice at the same time"
+EXPECTED = {
+    READ_EARLY: "wait() before the first use",
+    WRITTEN: "wait() before any use",
+    SENT_CHANGED: "no change until the wait",
+    FILLED: "wait() first",
+    TWICE: "wait() between the two",
+}
 
 
 @dataclass(eq=False)

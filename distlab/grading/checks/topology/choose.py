@@ -87,8 +87,10 @@ def _judge(clause_id: str, runs: Runs) -> str:
     for nodes, row in zip(kinds, rows, strict=True):
         for size, name in zip(SIZES, row, strict=True):
             if name not in NAMES:
+                shown = name if name.startswith(("(", "None")) else repr(name)
                 raise NotYetError(
-                    f"for {_size(size)} on {nodes.setting}, choose returns {name!r}",
+                    f"for {_size(size)} on {_where(nodes)}, choose returned {shown}, "
+                    "expected the name of an algorithm",
                     rule=f"return one of {', '.join(NAMES)}",
                 )
             seconds = nodes.seconds(size)
@@ -101,6 +103,11 @@ def _judge(clause_id: str, runs: Runs) -> str:
     return f"{len(kinds) * len(SIZES)} settings: {', '.join(used)}"
 
 
+def _where(nodes: NodesModel) -> str:
+    """`64 ranks (one NIC per node)`."""
+    return f"{nodes.n} rank{'s' * (nodes.n > 1)} ({nodes.name})"
+
+
 def _slow(
     kinds: Sequence[NodesModel],
     rows: list[list[str]],
@@ -108,10 +115,12 @@ def _slow(
 ) -> NotYetError:
     slow.sort(key=lambda entry: -entry[0])
     factor, nodes, size, name = slow[0]
+    seconds = nodes.seconds(size)
+    best = min(seconds, key=lambda other: seconds[other])
     slug, words = _mistake(kinds, rows)
     return NotYetError(
-        f"for {_size(size)} on {nodes.setting}, choose returns {name}, which takes "
-        f"{factor:.3g} × as long as the fastest{words}",
+        f"for {_size(size)} on {_where(nodes)}, choose returned {name!r}, which takes "
+        f"{factor:.3g} times as long as {best!r}{words}",
         slug=slug,
         evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
         rule="estimate the time of each algorithm there, and return the smallest",
@@ -139,17 +148,17 @@ def _size(num_bytes: int) -> str:
 def _mistake(kinds: Sequence[NodesModel], rows: list[list[str]]) -> tuple[str, str]:
     """Slug and words, if all the answers are those of a known wrong way."""
     if len({name for row in rows for name in row}) == 1:
-        return "one-for-all-sizes", "; your choice is the same everywhere"
+        return "one-for-all-sizes", ": the choice is the same everywhere"
     if all(len(set(row)) == 1 for row in rows):
-        return "one-for-all-sizes", "; your choice never depends on the size"
+        return "one-for-all-sizes", ": the choice never depends on the size"
     if kinds is FLAT:
         return "", ""
     if _are(kinds, rows, _as_if_flat):
-        return "nodes-forgotten", "; your choices ignore the nodes"
+        return "nodes-forgotten", ": the choices ignore the nodes"
     if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
-            "; your choices assume the full uplink for each rank",
+            ": the choices assume the full uplink for each rank",
         )
     return "", ""
 

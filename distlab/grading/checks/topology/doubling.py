@@ -22,7 +22,7 @@ from distlab.grading.checks.topology.nodes import (
 )
 from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.lent import expect_own_memory
-from distlab.grading.kit.messages import expect_sent
+from distlab.grading.kit.messages import expect_sent, reports_made
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -32,8 +32,9 @@ from distlab.grading.kit.values import (
 )
 from distlab.grading.runs import Runs, RunSpec, in_rounds, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
-from distlab.runner import RankContext
+from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import ranks_in_words
 
 WORLDS = (3, 4, 6, 1)
 COUNTS = (29, 1, 0, TABLE, NOT_FINITE)
@@ -48,6 +49,7 @@ def double_all(
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
     for name in NAMES:
         for count in COUNTS:
+            context.report(f"{name} of {told_of(count)}")
             lent = lent_of(seed, context.rank, count, context.comm.device)
             ledger = Ledger(context.comm)
             getattr(unit, name)(ledger, lent.tensor)
@@ -92,13 +94,27 @@ def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
     return told
 
 
+def _finished(runs: Runs) -> Run:
+    """The run; if it failed, with the function and the tensor with which it did."""
+    try:
+        return runs.finished(double_all)
+    except NotYetError as failure:
+        begun = reports_made(failure.run) if failure.run else 0
+        if not begun:
+            raise
+        count = COUNTS[(begun - 1) % len(COUNTS)]
+        of = f" of {told_of(count)}" * (count != COUNTS[0])
+        name = NAMES[(begun - 1) // len(COUNTS)]
+        raise failure.but(situation=f"in {name}{of}") from failure
+
+
 # ── values ──────────────────────────────────────────────────────────────────────────
 
 
 @clause("topology.halving_doubling", "C1", worlds=WORLDS, runs=[on_ranks(double_all)])
 def everyone_has_the_sum(runs: Runs) -> str | None:
     """Both functions."""
-    run = runs.finished(double_all)
+    run = _finished(runs)
     n = runs.world_size
     for name in NAMES:
         sent = [value[name][0]["messages"] for value in run.values]
@@ -110,7 +126,8 @@ def everyone_has_the_sum(runs: Runs) -> str | None:
             total = same_everywhere(sum_of(before), n)
             if count == COUNTS[0] and not all_close(after, total):
                 _expect_sum_beside(name, before, after)
-            what = f"{name} of {told_of(count)} on {n} ranks"
+            of = f" of {told_of(count)}" * (number > 0)
+            what = f"{name}{of} on {n} ranks"
             expect_own_memory(run, told, what)
             what = f"after {what}, the tensor"
             expect_values(
@@ -141,10 +158,12 @@ def _expect_sum_beside(
     others = [rank for rank in range(n) if rank not in served]
     unchanged = all(all_close([after[r]], [before[r]]) for r in others)
     if size < n and len(served) == size and unchanged:
-        numbers = " and ".join(map(str, others))
+        who, is_one = ranks_in_words(others), len(others) == 1
+        have, hold = ("has", "holds") if is_one else ("have", "hold")
+        their = "its" if is_one else "their"
         raise NotYetError(
-            f"in {name} on {n} ranks, those without a partner ({numbers}) never get "
-            "the sum",
+            f"after {name} on {n} ranks, {who}, which {have} no partner, still {hold} "
+            f"{their} own tensor, expected the sum",
             slug="ranks-beyond-the-power",
             rule="the rank that added their tensor sends them the sum at the end",
         )
@@ -160,8 +179,8 @@ def _suspects(name: str, before: list[torch.Tensor]) -> list[Suspect]:
         Suspect(
             slug="ranks-beyond-the-power",
             values=[sum_of(before[:size])] * size + before[size:],
-            sentence=f"in {name} on {n} ranks, ranks from {size} on are missing from "
-            "the sum",
+            sentence=f"after {name} on {n} ranks, the sum lacks the values of "
+            f"{ranks_in_words(range(size, n))}, expected the sum over all ranks",
             rule="a rank without a partner first sends its tensor; it receives the sum",
         )
     ]
@@ -189,8 +208,8 @@ def in_so_few_rounds(runs: Runs) -> str | None:
         enough = doubling_rounds(n)
         if needed > enough + 1e-6:
             raise NotYetError(
-                f"on {n} simulated ranks, recursive_doubling takes {needed:.3g} "
-                f"rounds, expected {enough}",
+                f"on {n} simulated ranks, recursive_doubling takes {needed:.3g} rounds "
+                f"of messages, expected {enough}",
                 slug="too-many-rounds",
                 rule="in each round a rank exchanges its partial sum with one partner",
             )
@@ -223,7 +242,9 @@ def with_so_few_messages(runs: Runs) -> str | None:
 def _expect_right(name: str, told: Sequence[dict[str, Any]], rule: str) -> None:
     if not all(value["is_right"] for value in told):
         raise NotYetError(
-            f"on {len(told)} simulated ranks, {name} gives a wrong sum", rule=rule
+            f"on {len(told)} simulated ranks, {name} gives a wrong sum, expected "
+            f"{len(told) * (len(told) + 1) // 2} in each element",
+            rule=rule,
         )
 
 
@@ -234,7 +255,7 @@ def _expect_few_messages(kind: str, told: Sequence[dict[str, Any]]) -> int:
     sent = [value["messages"] for value in told]
     if max(sent) > most:
         raise NotYetError(
-            f"on {n} {kind}ranks, rank {sent.index(max(sent))} sends {max(sent)} "
+            f"on {n} {kind}ranks, rank {sent.index(max(sent))} sent {max(sent)} "
             f"messages in halving_doubling, expected at most {most}",
             slug="too-many-rounds",
             evidence=_by_rank(sent, "messages", most),
@@ -259,8 +280,9 @@ def with_so_few_bytes(runs: Runs) -> str | None:
     sent = [value["bytes"] for value in told]
     if max(sent) > most:
         raise NotYetError(
-            f"in halving_doubling of {count * ITEM} bytes on {n} ranks, rank "
-            f"{sent.index(max(sent))} sends {max(sent)} bytes, expected at most {most}",
+            f"in halving_doubling with a tensor of {count * ITEM} bytes on {n} ranks, "
+            f"rank {sent.index(max(sent))} sent {max(sent)} bytes, expected at most "
+            f"{most}",
             slug="whole-tensor-every-step",
             evidence=_by_rank(sent, "bytes", most),
             rule="send half of the remaining slice each round: S / 2, S / 4, S / 8 …",

@@ -62,16 +62,16 @@ def settings() -> list[tuple[int, int, AlphaBeta]]:
 
 def _read(told: Any) -> dict[str, float] | str:
     if not isinstance(told, Mapping):
-        return f"returns {told!r:.40}, not a dict"
+        return f"returned {told!r:.40}, expected a dict"
     missing = [name for name in NAMES if name not in told]
     if missing:
-        return f'has no key "{missing[0]}"'
+        return f'returned a dict without the key "{missing[0]}"'
     found = {}
     for name in NAMES:
         try:
             found[name] = float(told[name])
         except (TypeError, ValueError):
-            return f'has {told[name]!r:.40} for "{name}", which is not a number'
+            return f'returned {told[name]!r:.40} for "{name}", expected a number'
     return found
 
 
@@ -131,7 +131,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
     every: list[tuple[str, str, Form]] = [
         (
             "not-seconds",
-            "is in another unit than seconds",
+            "is {got}, expected {wanted}: the unit must be seconds",
             lambda n, size, link, f=factor: f * right(n, size, link),  # type: ignore[misc]
         )
         for factor in (1e3, 1e6, 1e9)
@@ -139,7 +139,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
     every.append(
         (
             "not-seconds",
-            "has 8 times the bytes: bytes_per_s counts bytes, not bits",
+            "counts 8 times the bytes: bytes_per_s counts bytes, not bits",
             lambda n, size, link: right(n, 8 * size, link),
         )
     )
@@ -147,12 +147,12 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every += [
             (
                 "one-way-only",
-                "is half the expected time: every rank must receive the sum",
+                "is half the expected time: the sum must also return to every rank",
                 lambda n, size, link: right(n, size, link) / 2,
             ),
             (
                 "latency-once",
-                "has one α in total: each message has its own α",
+                "has one α in total, expected one for each message",
                 lambda n, size, link: (
                     right(n, size, _ideal(link)) + (n > 1) * link.alpha_s
                 ),
@@ -162,7 +162,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every.append(
             (
                 "whole-tensor-every-step",
-                "has the full tensor in every message: a message is one chunk",
+                "has the full tensor in every message, expected one chunk",
                 lambda n, size, link: flat_s(n, size, link)["naive"],
             )
         )
@@ -170,7 +170,7 @@ def _suspects(name: str) -> list[tuple[str, str, Form]]:
         every += [
             (
                 "ranks-beyond-the-power",
-                "is correct for powers of two only",
+                "counts {rounds:.3g} rounds of messages, expected {needed}",
                 lambda n, size, link, r=rounds: r(n) * link.message_s(size),  # type: ignore[misc]
             )
             for rounds in (
@@ -212,17 +212,20 @@ def _alike(got: list[float], right: list[float]) -> bool:
     )
 
 
+def _time(seconds: float) -> str:
+    """`12 µs`, `3.4 ms`, `1.5 s`."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if abs(seconds * factor) < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def _wrong(
     name: str,
     asked: list[tuple[int, int, AlphaBeta]],
     got: list[float],
     right: list[float],
 ) -> NotYetError:
-    slug, sentence = "", ""
-    for known, words, form in _suspects(name):
-        if _alike(got, [form(*setting) for setting in asked]):
-            slug, sentence = known, words
-            break
     rows = [
         (setting, g, r)
         for setting, g, r in zip(asked, got, right, strict=True)
@@ -230,7 +233,17 @@ def _wrong(
     ]
     rows.sort(key=lambda row: not row[0][1])  # no bytes at all would point to these
     (n, size, _), first, wanted = rows[0]
-    sentence = sentence or f"is {first:.4g} s, expected {wanted:.4g} s"
+    slug, sentence = "", f"is {_time(first)}, expected {_time(wanted)}"
+    for known, words, form in _suspects(name):
+        if _alike(got, [form(*setting) for setting in asked]):
+            slug = known
+            sentence = words.format(
+                rounds=form(n, 0, AlphaBeta(alpha_s=1.0, bytes_per_s=1.0)),
+                needed=doubling_rounds(n),
+                got=f"{first:.3g}",
+                wanted=f"{wanted:.3g}",
+            )
+            break
     return NotYetError(
         f"with {n} rank{'s' * (n != 1)} and {size:,} bytes, the estimate for {name} "
         f"{sentence}",

@@ -30,6 +30,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.sim.plans.members import Members
 from distlab.sim.plans.schedules import ring_all_reduce
+from distlab.terminal import enumerated
 
 COUNT = 29  # no number of rails or chunks divides it
 TABLE = 30  # elements of a matrix of int64
@@ -180,6 +181,12 @@ def named(nodes: Nodes) -> str:
     return " | ".join(" ".join(map(str, node)) for node in nodes)
 
 
+def on_nodes(nodes: Nodes) -> str:
+    """As a sentence says it: "on nodes [0, 1] and [2, 3]"."""
+    plural = "s" * (len(nodes) > 1)
+    return f"on node{plural} {enumerated([str(list(node)) for node in nodes])}"
+
+
 def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
     by_rank = {rank: node for node in nodes for rank in node}
     own = [sum_of([before[r] for r in by_rank[rank]]) for rank in range(len(before))]
@@ -188,14 +195,15 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="nodes-never-meet",
             values=own,
-            sentence=f"on nodes {named(nodes)}, each rank has only the sum of its "
-            "own node",
+            sentence=f"{on_nodes(nodes)}, each rank has only the sum of its own "
+            "node, expected the sum over all nodes",
             rule="after the intra-node stage comes the inter-node all-reduce",
         ),
         Suspect(
             slug="not-in-place",
             values=before,
-            sentence=f"on nodes {named(nodes)}, the caller's tensor is unchanged",
+            sentence=f"{on_nodes(nodes)}, hierarchical left the caller's tensor "
+            "unchanged, expected the sum in it",
             rule="write into the argument; the caller does not see copies",
         ),
     ]
@@ -206,8 +214,8 @@ def _suspects(nodes: Nodes, before: list[Tensor]) -> list[Suspect]:
             Suspect(
                 slug="summed-twice",
                 values=same_everywhere(k * total, len(before)),
-                sentence=f"on nodes {named(nodes)}, every rank has {k} × the sum: two "
-                "intra-node stages add",
+                sentence=f"{on_nodes(nodes)}, every rank has {k} times the sum, as if "
+                "two intra-node stages added: expected it once",
                 rule="the last stage copies, and adds nothing",
             )
         )
@@ -247,9 +255,9 @@ def _finished(runs: Runs, of_one_size: bool) -> Run:
         begun = reports_made(failure.run) if failure.run else 0
         if not begun:
             raise
-        nodes = settings(runs.world_size, of_one_size)[begun - 1][0]
-        message = f"on nodes {named(nodes)}, {failure.message}"
-        raise failure.but(message=message) from failure
+        nodes, count = settings(runs.world_size, of_one_size)[begun - 1]
+        situation = f"with {told_of(count)} " * (count != COUNT) + on_nodes(nodes)
+        raise failure.but(situation=situation) from failure
 
 
 def _judge(of_one_size: bool, runs: Runs) -> None:
@@ -263,12 +271,13 @@ def _judge(of_one_size: bool, runs: Runs) -> None:
         total = same_everywhere(sum_of(before), n)
         if count == COUNT and _only_own_chunks(nodes, before, after):
             raise NotYetError(
-                f"on nodes {named(nodes)}, each chunk is right only on the ranks of "
-                "its rail",
+                f"{on_nodes(nodes)}, each rank holds the sum only in its rail's chunk, "
+                "expected it in every chunk",
                 slug="way-back-missing",
                 rule="in the last stage, a rank sends its chunk to its node's ranks",
             )
-        what = f"hierarchical of {told_of(count)} on nodes {named(nodes)}"
+        of = f" of {told_of(count)}" * (count != COUNT)
+        what = f"hierarchical{of} {on_nodes(nodes)}"
         expect_own_memory(run, told, what)
         what = f"after {what}, the tensor"
         expect_values(

@@ -9,8 +9,8 @@ from distlab.grading.checks.topology.nodes import (
     MANY,
     MANY_IN_NODE,
     every_rank_has_the_sum,
-    named,
     on_many,
+    on_nodes,
     over_nodes,
     settings,
 )
@@ -43,10 +43,11 @@ def few_bytes_inter_node(runs: Runs) -> str | None:
         most = most_inter_node(count, len(nodes), num_rails)
         sent = [value[number]["inter_node"] for value in run.values]
         if max(sent) > most:
-            raise _too_much(named(nodes), sent, most, num_rails, count * ITEM)
+            raise _too_much(on_nodes(nodes), sent, most, num_rails, count * ITEM)
         if len(nodes) > 1 and not any(value[number]["summed"] for value in run.values):
             raise NotYetError(
-                f"nodes {named(nodes)}: the argument all_reduce was never called",
+                f"{on_nodes(nodes)}, no rank called the argument all_reduce, expected "
+                "it to sum the chunks between the nodes",
                 rule="inter-node: all_reduce(levels.inter_node, chunk)",
             )
     if runs.world_size != 4:
@@ -58,11 +59,12 @@ def few_bytes_inter_node(runs: Runs) -> str | None:
     with judged_after(every_rank_has_the_sum, runs, "C1"):
         if not all(value["is_right"] for value in told):
             raise NotYetError(
-                f"on nodes of {MANY_IN_NODE} simulated ranks, the sum is wrong",
+                f"on {MANY} simulated ranks in nodes of {MANY_IN_NODE}, a rank has a "
+                f"wrong sum, expected {MANY * (MANY + 1) // 2} in each element",
                 rule="trace a node of more than two ranks by hand",
             )
     if max(sent) > most:
-        where = f"of {MANY_IN_NODE} simulated ranks"
+        where = f"on {MANY} simulated ranks in nodes of {MANY_IN_NODE}"
         raise _too_much(where, sent, most, MANY_IN_NODE, 2 * MANY * ITEM)
     flat = 2 * (MANY - 1) * 2 * ITEM  # last rank of a node, in a ring over all ranks
     return (
@@ -78,13 +80,13 @@ def _too_much(
     slug, words = "", ""
     if num_rails > 1 and len(busy) < len(sent) and set(sent) - {0} == {max(sent)}:
         slug = "leader-carries-all"
-        words = ": the other ranks of its node send none"
+        words = ", and the others of its node none"
     elif num_rails > 1 and len(busy) == len(sent):
         slug = "whole-tensor-inter-node" if max(sent) > 0.9 * num_bytes else ""
-        words = ", and so do all other ranks" if slug else ""
+        words = ", and so did all other ranks" if slug else ""
     return NotYetError(
-        f"on nodes {where}, rank {busy[0]} sends {sent[busy[0]]} bytes inter-node, "
-        f"expected at most {most}{words}",
+        f"{where}, rank {busy[0]} sent {sent[busy[0]]} bytes to other nodes{words}, "
+        f"expected at most {most}",
         slug=slug,
         evidence=[
             (
@@ -114,8 +116,8 @@ def few_bytes_intra_node(runs: Runs) -> str | None:
         if max(sent) > most:
             rank = sent.index(max(sent))
             raise NotYetError(
-                f"on nodes {named(nodes)}, rank {rank} sends {max(sent)} bytes "
-                f"intra-node, expected at most {most}",
+                f"{on_nodes(nodes)}, rank {rank} sent {max(sent)} bytes within its "
+                f"node, expected at most {most}",
                 slug="whole-tensor-intra-node",
                 evidence=[
                     (
