@@ -17,6 +17,7 @@ from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "parameter_server.sync"
+_SHOWN = 8  # sizes in a sentence
 CASES: tuple[tuple[list[int], int], ...] = (
     *(([2, 2, 2, 3, 3], 2), ([5, 1], 3), ([8, 8, 8, 8], 2), ([1, 1, 1, 1, 9], 3)),
     *(([], 2), ([7], 1), ([4_000_000, 64, 64, 2_000_000, 2_000_000, 512], 2)),
@@ -51,17 +52,18 @@ def assign(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 def read(value: Any) -> list[int] | str:
     """A list of integers, or what it is instead."""
     if value is None:
-        return "returns None: is a return missing?"
+        return "returned None, expected a list of servers: is a return missing?"
     try:
         return [operator.index(server) for server in value]
     except TypeError:
-        return f"returns {value!r:.50}, not a list of server numbers"
+        return f"returned {value!r:.50}, expected a list of server numbers"
 
 
 def _assigned(runs: Runs) -> Iterator[tuple[str, list[int], int, list[Any]]]:
     found = worked_out(runs, assign).values[0]
     for (sizes, num_servers), of_ranks in zip(cases(runs.seed), found, strict=True):
-        yield f"assign_tensors({sizes}, {num_servers})", sizes, num_servers, of_ranks
+        said = f"{str(sizes[:_SHOWN])[:-1]}, …]" if len(sizes) > _SHOWN else sizes
+        yield f"assign_tensors({said}, {num_servers})", sizes, num_servers, of_ranks
 
 
 @clause(TASK, "C1", worlds=(1,), plays=(), runs=[on_ranks(assign)])
@@ -73,19 +75,21 @@ def one_server_each(runs: Runs) -> str | None:
             raise NotYetError(f"{call} {servers}")
         if len(servers) != len(sizes):
             raise NotYetError(
-                f"{call} has {len(servers)} entries, and there are "
-                f"{times(len(sizes), 'tensor')}",
+                f"{call} returned {times(len(servers), 'entry')} for "
+                f"{times(len(sizes), 'tensor')}, expected a server for each",
                 rule="the list has one server for each tensor, in the order of sizes",
             )
         unknown = [s for s in servers if not 0 <= s < num_servers]
         if unknown:
             raise NotYetError(
-                f"{call} names server {unknown[0]}; they are 0 … {num_servers - 1}"
+                f"{call} returned server {unknown[0]}, expected numbers from 0 to "
+                f"{num_servers - 1}"
             )
         if any(other != servers for other in of_ranks):
             rows = [Evidence(r, "", str(s)) for r, s in enumerate(of_ranks)]
             raise NotYetError(
-                f"{call} differs between ranks",
+                f"{call} returned different lists on different ranks, expected the "
+                "same list on every rank",
                 slug="assigned-per-rank",
                 evidence=tuple(rows),
                 rule="every rank must find a tensor on the same server",
@@ -121,9 +125,9 @@ def balanced_by_bytes(runs: Runs) -> str | None:
         limit = max(min(loads) + least, largest_first(sizes, num_servers))
         if loads[most] > limit:
             raise NotYetError(
-                f"in {call}, server {most} has {loads[most]} bytes and server "
-                f"{loads.index(min(loads))} has {min(loads)}, although a tensor of "
-                f"{least} could move",
+                f"after {call}, server {most} has {loads[most]} bytes and server "
+                f"{loads.index(min(loads))} has {min(loads)}, expected a tensor of "
+                f"{least} to be there instead",
                 slug=_balance_slug(runs),
                 evidence=(
                     Evidence(NOBODY, "returned", str(servers)),

@@ -92,7 +92,13 @@ def two_crashes(context: RankContext, unit: ModuleType, seed: int) -> Any:
     return None
 
 
-@clause(TASK, "C3", worlds=(1,), plays=(RANKS,), runs=[on_ranks(one_crash)])
+@clause(
+    TASK,
+    "C3",
+    worlds=(1,),
+    plays=(RANKS,),
+    runs=[on_ranks(one_crash).when("after a crash of the server")],
+)
 def there_after_a_crash(runs: Runs) -> str | None:
     """At every crash, what the next server has; and again after retries."""
     wrong = worked_out(runs, one_crash).values[0]
@@ -105,7 +111,7 @@ def there_after_a_crash(runs: Runs) -> str | None:
     elif not wrong["count"] and LOG not in names and not wrong.get("repeated"):
         slug, rule = "name-not-synced", "the name of a new file needs sync_folder"
     raise NotYetError(
-        f"the server was killed {wrong['when'] or 'at its start'} and restarted: "
+        f"when the server was killed {wrong['when'] or 'at its start'} and restarted, "
         f"{_facts(wrong)}",
         slug=slug,
         evidence=_disk(wrong),
@@ -115,11 +121,15 @@ def there_after_a_crash(runs: Runs) -> str | None:
 
 def _facts(wrong: dict[str, Any]) -> str:
     push, count = named(tuple(wrong["push"])), wrong["count"]
-    there = f"is in the weights {count} times" if count else "is not in the weights"
+    what = "had acknowledged" if wrong["told"] else "had received"
     if wrong.get("repeated"):
-        return f"{push}, which was sent again, {there}"
-    what = "was acknowledged" if wrong["told"] else "had arrived"
-    return f"{push}, which {what}, {there}"
+        push = f"{push}, which was sent again"
+    elif not count:
+        push = f"{push}, which it {what}"
+    if count > 1:
+        comma = "," * ("which" in push)
+        return f"{push}{comma} was applied {count} times, expected once"
+    return f"the weights {'contain' if count else 'lack'} {push}"
 
 
 def _disk(wrong: dict[str, Any]) -> tuple[Evidence, ...]:
@@ -132,7 +142,7 @@ def _disk(wrong: dict[str, Any]) -> tuple[Evidence, ...]:
     "C4",
     worlds=(1,),
     plays=(RANKS,),
-    runs=[on_ranks(two_crashes), CRASHES],
+    runs=[on_ranks(two_crashes).when("after two crashes of the server"), CRASHES],
 )
 def there_after_two_crashes(runs: Runs) -> str | None:
     """The same for pairs of crashes, and under scripts that kill the server."""
@@ -143,8 +153,8 @@ def there_after_two_crashes(runs: Runs) -> str | None:
             slug = "behind-torn-record"
             rule = "read_records stops at a torn record: remove it before you append"
         raise NotYetError(
-            f"the server was killed {wrong['first']}, restarted, and killed "
-            f"{wrong['when'] or 'at its start'}: {_facts(wrong)}",
+            f"when the server was killed {wrong['first']}, restarted, and killed "
+            f"{wrong['when'] or 'at its start'}, {_facts(wrong)}",
             slug=slug,
             evidence=_disk(wrong),
             rule=rule,

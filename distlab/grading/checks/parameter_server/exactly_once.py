@@ -165,8 +165,12 @@ def under_scripts(
     )
 
 
-MESSAGES = on_ranks(under_scripts, crashes=False)
-CRASHES = on_ranks(under_scripts, crashes=True)
+MESSAGES = on_ranks(under_scripts, crashes=False).when(
+    "with lost and repeated messages"
+)
+CRASHES = on_ranks(under_scripts, crashes=True).when(
+    "with a server that is killed again and again"
+)
 
 
 @clause(
@@ -185,8 +189,8 @@ def each_push_once(runs: Runs) -> str | None:
         arrived[push] += 1
         if row.reply != "ok":
             raise NotYetError(
-                f"{named(push)} arrived {times(arrived[push], 'time')} and was "
-                f'answered with {row.reply!r}, not with "ok"',
+                f"when {named(push)} had arrived {times(arrived[push], 'time')}, the "
+                f'server answered {row.reply!r}, expected "ok"',
                 evidence=last_rows(history, words, place),
             )
         counts = counts_of(row.state[0])
@@ -209,14 +213,14 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
             rule="the number of a push tells whether it was applied before",
         )
     if not count:
-        raise NotYetError(f"{named(push)} {fact} but was not applied")
+        raise NotYetError(f"{named(push)} {fact} but was never applied, expected once")
 
 
 def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
     if not close(weights, right):
         found, expected = beside(weights, right)
         why = f" ({named(WITH_NAN)} has a nan on purpose)" * ("nan" in found + expected)
-        raise NotYetError(f"{when} the weights are {found}, expected {expected}{why}")
+        raise NotYetError(f"{when}, the weights are {found}, expected {expected}{why}")
 
 
 def expect_all(record: dict[str, Any]) -> None:
@@ -227,7 +231,8 @@ def expect_all(record: dict[str, Any]) -> None:
     weights = [value for value in record["values"] if value]
     if len(weights) < RANKS:
         raise NotYetError(
-            f"{setting}{RANKS - len(weights)} of {RANKS} workers got no reply any more",
+            f"{setting}{RANKS - len(weights)} of {RANKS} workers got no more replies, "
+            "expected one to each message",
             evidence=last_rows(history, words),
         )
     counts = counts_of(weights[0][0])
@@ -237,8 +242,8 @@ def expect_all(record: dict[str, Any]) -> None:
             if count != 1:
                 about = (rank, [PUSH, number])
                 raise NotYetError(
-                    f"{setting}{named((rank, number))} was acknowledged, and it is in "
-                    f"the weights {times(count, 'time')}, expected once",
+                    f"{setting}{named((rank, number))} was acknowledged but applied "
+                    f"{times(count, 'time')}, expected once",
                     evidence=last_rows(
                         [
                             row
@@ -324,7 +329,7 @@ def files_of(point: CrashPoint) -> list[list[Any]]:
     "C2",
     worlds=(1,),
     plays=(RANKS,),
-    runs=[on_ranks(log_after_crash)],
+    runs=[on_ranks(log_after_crash).when("with a disk that may be full")],
 )
 def in_the_log_first(runs: Runs) -> str | None:
     """At every crash, the log has the pushes that were acknowledged until then."""
@@ -333,12 +338,12 @@ def in_the_log_first(runs: Runs) -> str | None:
         return "at every crash, with all that can be left of what was not synced"
     if wrong["is_full"]:
         raise NotYetError(
-            f'the disk was full in {named(wrong["push"])}, but the reply was "ok" and '
-            "the log lacks that push"
+            f"when the disk was full, the server answered {named(wrong['push'])} with "
+            '"ok", but the log lacks that push'
         )
     raise NotYetError(
-        f"the server was killed {wrong['when']}, and the log lacks "
-        f"{named(wrong['push'])}, which it had acknowledged",
+        f"when the server was killed {wrong['when'] or 'at its start'}, the log lacked "
+        f"{named(wrong['push'])}, which it had already acknowledged",
         slug="acknowledged-before-sync",
         rule="append, sync, and only then return",
     )

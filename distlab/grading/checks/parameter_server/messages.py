@@ -190,5 +190,8 @@ def words(row: Row) -> str:
 
 def times(count: int, what: str) -> str:
     """`1 push`, `2 pushes`."""
-    plural = "es" if what.endswith("sh") else "s"
-    return f"{count} {what}{plural if count != 1 else ''}"
+    if count == 1:
+        return f"1 {what}"
+    if what.endswith("y"):
+        return f"{count} {what[:-1]}ies"
+    return f"{count} {what}{'es' if what.endswith('sh') else 's'}"

@@ -111,11 +111,24 @@ def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
         rule = "an asynchronous server waits for no other push"
     elif there < n and close(found, _moved(before, row.request[2], there)):
         slug = "divided-by-those-left"
-    gone = f", where {_gone(model)} and n stays {n}" if model.away else ""
+    gone = f" ({_gone(model)}, and n stays {n})" if model.away else ""
     now, expected = beside(found, model.weights)
-    return NotYetError(
+    message = (
         f"after worker {row.peer}'s push of {shown(row.request[2], 3)} with lr {LR}"
-        f"{gone}, the weights are {now}, expected {expected}",
+        f"{gone}, the weights are {now}, expected {expected}"
+    )
+    if slug == "push-held-back":
+        message = (
+            f"worker {row.peer}'s push left the weights at {now}, expected the server "
+            f"to apply it at once: {expected}"
+        )
+    elif slug:
+        message = (
+            f"when {_gone(model)}, the server divided worker {row.peer}'s gradient by "
+            f"{there}, expected by n = {n}"
+        )
+    return NotYetError(
+        message,
         slug=slug,
         rule=rule,
         played=n,
@@ -141,15 +154,21 @@ def _wrong_time(
 ) -> NotYetError:
     number, is_early = one.row.request[1], one.expected is None
     own = (one.row.state or {}).get("clocks", model.clocks)
-    is_other = f" (you have {_spaced(own)})" if own != model.clocks else ""
-    gone = _gone(model)
+    is_other = ""
+    if own != model.clocks:
+        is_other = f"; its clocks are {_spaced(own)}, expected {_spaced(model.clocks)}"
+    gone = f" when {_gone(model)}," if model.away else ""
     present, model.away = model.slowest(), set()
     blocks = model.slowest() < present and number > model.slowest() + model.limit
     late_slug = "gone-still-counted" if blocks else ""
+    bound, ahead = model.bound, "level with the slowest"
+    if number > present:
+        ahead = f"{times(int(number - present), 'push')} ahead of the slowest"
     return NotYetError(
-        f"{setting}with bound {model.bound} and clocks {_spaced(model.clocks)}"
-        f"{is_other}{', where ' * bool(gone)}{gone}, worker {one.row.peer}'s pull "
-        f"after {times(number, 'push')} was {'' if is_early else 'not '}answered",
+        f"{setting}with{'out a' * (bound is None)} staleness bound"
+        f"{f' {bound}' * (bound is not None)},{gone} worker {one.row.peer}, {ahead}, "
+        + ("got an answer to its pull" if is_early else "got no answer to its pull")
+        + (is_other or f", expected {'it to wait' if is_early else 'one'}"),
         slug="pull-ahead" if is_early else late_slug,
         evidence=(
             start(model.num_workers),

@@ -141,8 +141,11 @@ def on_processes(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 
 PLAYED = on_ranks(play_orders)
-HARMLESS = on_ranks(under_scripts, deadly=False)
-DEADLY = on_ranks(under_scripts, deadly=True)
+HARMLESS = on_ranks(under_scripts, deadly=False).when(
+    "with slow, frozen and late workers"
+)
+DEADLY = on_ranks(under_scripts, deadly=True).when("with workers that are killed")
+ON_PROCESSES = on_ranks(on_processes).when("with 3 workers on processes")
 
 
 @clause(TASK, "C1", worlds=(1,), plays=SIZES, runs=[PLAYED])
@@ -161,7 +164,7 @@ def bounded_by_the_slowest(runs: Runs) -> str | None:
 
 
 def _by_hand_or_on_processes(world_size: int) -> list[RunSpec]:
-    return [PLAYED, DEADLY] if world_size == 1 else [on_ranks(on_processes)]
+    return [PLAYED, DEADLY] if world_size == 1 else [ON_PROCESSES]
 
 
 @clause(TASK, "C3", worlds=(1, 3), plays=SIZES, runs=_by_hand_or_on_processes)
@@ -181,7 +184,7 @@ def others_go_on(runs: Runs) -> str | None:
     for rank, values in enumerate(runs.finished(on_processes).values):
         if not close(values, model.weights):
             raise NotYetError(
-                f"on {runs.world_size} processes, after {NUM_PUSHES} pushes of each: "
+                f"on {runs.world_size} processes, after {NUM_PUSHES} pushes of each, "
                 f"rank {rank} pulled {shown(values)}, expected {shown(model.weights)}"
             )
     return "and on processes: three workers, bound 1"

@@ -70,6 +70,7 @@ def on_processes(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 
 PLAYED = on_ranks(play_orders)
+ON_PROCESSES = on_ranks(on_processes).when("with 3 workers on processes")
 
 
 def after(n: int, num_steps: int, factor: float = 1.0) -> list[float]:
@@ -106,7 +107,7 @@ def one_step_of_all(runs: Runs) -> str | None:
 
 
 def _orders_or_processes(world_size: int) -> list[RunSpec]:
-    return [PLAYED if world_size == 1 else on_ranks(on_processes)]
+    return [PLAYED if world_size == 1 else ON_PROCESSES]
 
 
 @clause(TASK, "C4", worlds=(1, 3), plays=SIZES, runs=_orders_or_processes)
@@ -120,7 +121,7 @@ def answered_after_the_step(runs: Runs) -> str | None:
         for number, values in enumerate(pulled[:NUM_STEPS], 1):
             if not close(values, after(n, number)):
                 raise NotYetError(
-                    f"on {n} processes: rank {rank} pulled {shown(values)} after push "
+                    f"on {n} processes, rank {rank} pulled {shown(values)} after push "
                     f"{number}, expected {shown(after(n, number))}"
                 )
     return "and on processes: three workers, one of them with the server"
@@ -157,11 +158,15 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
         slug = "first-push-steps"
         rule = "the step is taken when the last of the n gradients has arrived"
         message = (
-            f"after only {partly} of {n} workers have pushed for step {done + 1}, the "
-            f"weights are {shown(values)}, expected {expected} as before"
+            f"when only {partly} of {n} workers had pushed for step {done + 1}, the "
+            f"weights changed to {shown(values)}, expected {expected} as before"
         )
     elif n > 1 and done == 1 and close(values, after(n, 1, factor=n)):
         slug, rule = "sum-not-mean", "the mean is the sum divided by n"
+        message = (
+            f"in step 1, the server applied the sum of {n} gradients, expected their "
+            f"mean: the weights are {found} instead of {expected}"
+        )
     return NotYetError(
         message,
         slug=slug,
@@ -185,10 +190,11 @@ def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
     before = rows_of(history)[: one.place]
     pushed = {row.peer for row in before if row.request[:2] == [PUSH, number]}
     was = "was answered" if one.expected is None else "was not answered"
-    message = (
-        f"a pull after push {number} {was} when {len(pushed)} of {times(n, 'worker')} "
-        f"had made push {number}"
-    )
+    had = f"{len(pushed)} of {times(n, 'worker')} had made that push"
+    message = f"a pull after push {number} {was} although {had}, expected an answer"
+    if one.expected is None:
+        message = f"a pull after push {number} {was} when only {had}, expected none yet"
+
     return NotYetError(
         message,
         slug="pull-ahead" if one.expected is None else "",

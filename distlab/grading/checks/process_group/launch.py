@@ -42,6 +42,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.terminal import ranks_in_words
 
 TASK = "process_group.launch"
 _EVENTS = {"begin": Begin, "ended": Ended, "interrupted": Interrupted, "tick": Tick}
@@ -118,19 +119,18 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         slug, rule = _diagnosis(script, rows, one.place, expected, actual)
         if event == ("tick",):
             slug, rule = _of_a_tick(contract, now_s, expected, actual)
-        happened = f"{_event(event)} at {now_s:.4g} s"
+        happened = _situation(event, script.world_size, now_s)
         rule = rule or facts(contract, event, now_s, expected, actual)
         if contract.is_late:
             before = rows[: one.place]
             slug, rule = "", late_facts(contract, asked_s(before))
-            happened = no_tick(contract.kill_at_s, before)
+            happened = f"when {no_tick(contract.kill_at_s, before)}"
         elif event == END:
-            happened = "no event comes any more"
+            happened = "when no more events came"
         n = script.world_size
         fault = NotYetError(
-            f"{n} rank{'s' * (n > 1)}, {happened}: expected "
-            f"{_actions([*expected, *_wake_of(contract, expected)])}, but got "
-            f"{_actions(given)}",
+            f"{happened}, the launcher {_done(given)}, expected "
+            f"{_actions([*expected, *_wake_of(contract, expected)])}",
             slug=slug,
             rule=rule,
             played=n,
@@ -184,6 +184,28 @@ def _event(event: Fact) -> str:
         case ("interrupted", number):
             return f"the launcher got {signal_name(number)}"
     return "a Tick"
+
+
+def _situation(event: Fact, n: int, now_s: float) -> str:
+    """`after rank 2 of 3 ended with code 1`."""
+    match event:
+        case ("begin",):
+            return f"after Begin with {n} rank{'s' * (n > 1)}"
+        case ("ended", rank, code):
+            return f"after rank {rank} of {n} ended with code {code}"
+        case ("interrupted", number):
+            return f"after the launcher of {n} ranks got {signal_name(number)}"
+    return f"after a Tick at {now_s:.3g} s"
+
+
+def _done(actions: list[Fact]) -> str:
+    """The same actions with a verb."""
+    if not actions:
+        return "returned no action"
+    if all(action[0] == "start" for action in actions) and actions[0][2] > 1:
+        ranks = ranks_in_words([action[1] for action in actions])
+        return f"restarted {ranks} in generation {actions[0][2]}"
+    return f"returned {_actions(actions)}"
 
 
 def _actions(actions: list[Fact]) -> str:

@@ -124,7 +124,8 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
     due = expected.words if isinstance(expected, Rank) else _worded(expected)
     return {
         name: NotYetError(
-            f"{ranks}, {named(row)}{after}: expected {due}, got {_worded(row.reply)}",
+            f"with {ranks}, the rendezvous {_replied(row.reply, named(row))}{after}, "
+            f"expected {due}",
             slug=slug,
             evidence=last_rows(seen, lambda r: f"{named(r)}  →  {_worded(r.reply)}"),
             rule=rule,
@@ -163,6 +164,14 @@ def _worded(reply: Any) -> str:
     if reply is None:
         return "no reply yet"
     return reply[0] if reply in (DONE, REFUSED) else f"{reply!r}"
+
+
+def _replied(reply: Any, message: str) -> str:
+    if reply is None:
+        return f"didn't answer {message}"
+    if reply == REFUSED:
+        return f"refused {message}"
+    return f"answered {message} with {_worded(reply)}"
 
 
 def _diagnosis(name: str, n: int, seen: list[Row], wrong: Compared) -> tuple[str, str]:
