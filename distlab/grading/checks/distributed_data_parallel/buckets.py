@@ -112,11 +112,13 @@ def lay_out(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
         with in_call(f"assign_buckets({model.name}, bucket_bytes={model.cap})"):
             buckets = unit.assign_buckets(given, model.cap)
         if buckets is None:
-            found.append("returns None; is a return missing?")
+            found.append(
+                "returned None, expected a list of lists: is a return missing?"
+            )
         elif not isinstance(buckets, list | tuple) or any(
             not isinstance(bucket, list | tuple) for bucket in buckets
         ):
-            found.append("does not return a list of lists")
+            found.append("didn't return a list of lists, expected one list per bucket")
         else:
             found.append([[places.get(id(t), -1) for t in b] for b in buckets])
     return found
@@ -158,15 +160,21 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
     placed = [place for bucket in buckets for place in bucket]
     everyone = list(range(len(model.specs)))
     if -1 in placed:
-        return "a bucket holds a tensor that is not among the arguments", ""
+        return (
+            "a bucket holds a tensor that was not an argument, expected only those",
+            "",
+        )
     if [] in buckets:
-        return f"bucket {buckets.index([])} is empty", ""
+        return f"bucket {buckets.index([])} is empty, expected no such bucket", ""
     missing = [place for place in everyone if place not in placed]
     if missing:
-        return f"tensor {missing[0]} is in no bucket", "tensor-in-no-bucket"
+        return (
+            f"tensor {missing[0]} is in no bucket, expected in one",
+            "tensor-in-no-bucket",
+        )
     if sorted(placed) != everyone:
         twice = next(place for place in everyone if placed.count(place) > 1)
-        return f"tensor {twice} is in two buckets", ""
+        return f"tensor {twice} is in two buckets, expected in one", ""
     if len(everyone) > 2 and placed == everyone:
         return (
             "the first tensor is in the first bucket, expected in the last",
@@ -180,7 +188,10 @@ def _order(buckets: Buckets) -> str:
     for number, bucket in enumerate(buckets):
         for one, other in pairwise(bucket):
             if one < other:
-                return f"in bucket {number} tensor {one} is before tensor {other}"
+                return (
+                    f"in bucket {number}, tensor {one} comes before tensor {other}, "
+                    "expected after it"
+                )
     return _misplaced(buckets)
 
 
@@ -194,8 +205,8 @@ def _misplaced(buckets: Buckets) -> str:
     for number, (one, other) in enumerate(pairwise(bucket[-1] for bucket in buckets)):
         if one < other:  # its last tensor is the last one to have a gradient
             return (
-                f"bucket {number} is listed before bucket {number + 1}, but is "
-                f"complete later: tensor {one} has its gradient after tensor {other}"
+                f"bucket {number} comes before bucket {number + 1}, expected after it: "
+                f"tensor {one} gets its gradient after tensor {other}"
             )
     return ""
 
@@ -216,7 +227,8 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} has {size} bytes",
+                    f"bucket {number} has {size} bytes in {len(bucket)} tensors, "
+                    f"expected at most {model.cap}",
                 )
         for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
             after = bucket[-1] - 1
@@ -227,8 +239,8 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} ends after {size} bytes, although the next "
-                    f"tensor, of {model.bytes_of(after)} bytes, fits in",
+                    f"bucket {number} ends after {size} bytes, expected the next "
+                    f"tensor, of {model.bytes_of(after)} bytes, in it too",
                 )
     return None
 
@@ -293,7 +305,8 @@ def one_kind_in_a_bucket(runs: Runs) -> str | None:
             if len(kinds) > 1:
                 both = " and ".join(f"{dtype} on {where}" for dtype, where in kinds[:2])
                 raise NotYetError(
-                    f"{model.situation} bucket {number} holds {both}",
+                    f"{model.situation} bucket {number} holds {both}, "
+                    "expected one dtype and one device",
                     slug="mixed-bucket",
                     evidence=_table(model, buckets),
                     rule="a flat tensor has one dtype and one device: begin another",

@@ -47,9 +47,12 @@ from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import Run
 
+WITH_NONE = "with .grad set to None and a comm_hook that works in wait()"
+
 
 def _other_zero(world_size: int) -> list[RunSpec]:
-    return [on_ranks(take_steps), on_ranks(take_steps, to_none=True)]
+    to_none = on_ranks(take_steps, to_none=True)
+    return [on_ranks(take_steps), to_none.when(WITH_NONE)]
 
 
 @clause("distributed_data_parallel.finish", "C1", worlds=FEWER, runs=_other_zero)
@@ -73,8 +76,8 @@ def _expect_all_started(run: Run) -> None:
         if steps and "unsent" in steps[-1]:
             started, every = steps[-1]["unsent"]
             raise NotYetError(
-                f"in step {len(steps)}, backward() on rank {record.rank} starts "
-                f"{started} of {every} buckets; in step 1 it started all",
+                f"in step {len(steps)}, backward() on rank {record.rank} started "
+                f"{started} of {every} buckets, expected all of them as in step 1",
                 slug="never-reset",
                 rule="reset all counters at the end of the step",
             )
@@ -141,14 +144,14 @@ def _expect_untouched(told: list[dict[str, Any]], step: int) -> None:
     for rank, each in enumerate(told):
         if any(event[0] == "written" for event in each["events"]):
             raise NotYetError(
-                f"in step {step + 1}, rank {rank} writes to a bucket after it has "
-                "started its all_reduce and before wait() returns",
+                f"in step {step + 1}, rank {rank} wrote to a bucket between its "
+                "all_reduce and the end of wait(), expected no change",
                 slug="touched-in-flight",
             )
         if not each["stale"]:
             raise NotYetError(
-                f"in step {step + 1}, the old .grad of a frozen parameter changes on "
-                f"rank {rank}"
+                f"in step {step + 1}, rank {rank} changed the old .grad of a frozen "
+                "parameter, expected no change"
             )
 
 
@@ -164,7 +167,8 @@ def expect_sent_in_backward(run: Run) -> None:
         calls_in(value[0]["events"]) for value in run.values
     ):
         raise NotYetError(
-            "backward() starts no message, so no gradient leaves its rank",
+            "backward() started no message, so no gradient left its rank, expected a "
+            "message for each bucket",
             slug="no-messages",
         )
 
@@ -178,7 +182,7 @@ def all_there(found: list[Tensor | None]) -> list[Tensor]:
     there = [gradient for gradient in found if gradient is not None]
     if len(there) < len(found):
         raise NotYetError(
-            "after backward() some .grad are None",
+            "after backward(), some .grad are None, expected the mean gradient",
             slug="gradients-wiped",
             rule="write the mean into the .grad that exists",
         )
@@ -191,27 +195,30 @@ def _suspects(own: list[Tensor], mean: Tensor, num_active: int) -> list[Suspect]
         Suspect(
             slug="mean-over-absent",
             values=same_everywhere(mean * num_active / n, n),
-            sentence=f"the gradient is a mean over all {n} ranks, not over {among}",
+            sentence=f"the gradient is a mean over all {n} ranks, expected a mean over "
+            f"{among}",
             rule="divide by len(self.active)",
         ),
         Suspect(
             slug="not-copied-back",
             values=own,
-            sentence="every rank still has its own gradient in .grad; the sum stayed "
-            "in the buckets",
+            sentence="after backward(), every rank still has its own "
+            "gradient in .grad, "
+            "expected the mean",
             rule="bucket.flat is a copy: unpack it into the .grad of its parameters",
         ),
         Suspect(
             slug="sum-not-mean",
             values=same_everywhere(mean * num_active, n),
-            sentence=f"the gradient is {num_active} × the mean: it is the sum",
+            sentence=f"after backward(), .grad holds the sum over {num_active} ranks, "
+            "expected their mean",
             rule="divide by the number of ranks that took part, once",
         ),
         Suspect(
             slug="divided-twice",
             values=same_everywhere(mean / num_active, n),
-            sentence=f"the gradient is 1/{num_active} of the mean: it was divided "
-            "twice",
+            sentence=f"after backward(), .grad is 1/{num_active} of the mean, as if "
+            "divided twice: expected the mean",
             rule="divide by the number of ranks that took part, once",
         ),
     ]
@@ -249,7 +256,7 @@ def _expect_reset(
     if found:
         raise NotYetError(
             f"in step {step + 1}, with .grad {zeroed} before it, the gradient is "
-            f"{found}; step 1 was right",
+            f"{found}, expected the mean as in step 1",
             slug="never-reset",
             rule="reset all counters at the end of the step",
         )

@@ -54,7 +54,10 @@ def hold_back(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
 
 
 @clause(
-    "distributed_data_parallel.finish", "C3", worlds=FEWER, runs=[on_ranks(hold_back)]
+    "distributed_data_parallel.finish",
+    "C3",
+    worlds=FEWER,
+    runs=[on_ranks(hold_back).when("with microbatches under no_sync()")],
 )
 def no_sync_keeps_quiet(runs: Runs) -> str | None:
     """No call under no_sync(); then the mean of what has come together."""
@@ -66,7 +69,7 @@ def no_sync_keeps_quiet(runs: Runs) -> str | None:
         if sent and not any(e[0] == "call" for e in events[:inner]):
             raise NotYetError(
                 f"rank {record.rank} calls comm.{sent[0][1]} in a no_sync() block "
-                "after an inner no_sync() block has ended",
+                "after an inner no_sync() block has ended, expected no call",
                 rule="at its end, a block sets self.syncs to what it was before",
             )
         if sent:
@@ -103,13 +106,13 @@ def _expect_held_back(run: Run, seed: int) -> None:
                 slug="last-microbatch-only",
                 values=same_everywhere(last, n),
                 sentence=f"after {HELD_BACK} microbatches under no_sync() and one "
-                "outside, .grad has the gradient of the last one only",
+                "outside, .grad has the last gradient only, expected the sum of all",
             ),
             Suspect(
                 slug="never-synced",
                 values=sums,
-                sentence="after a no_sync() block nothing is sent any more: every "
-                "rank keeps its own sum in .grad",
+                sentence="after a no_sync() block, every rank keeps its own sum in "
+                ".grad, expected the mean over the ranks",
                 rule="at its end, no_sync() must restore self.syncs",
             ),
         ],
@@ -125,7 +128,8 @@ def _expect_held_back(run: Run, seed: int) -> None:
             Suspect(
                 slug="never-synced",
                 values=list(first),
-                sentence="after an error under no_sync(), nothing is sent any more",
+                sentence="in the step after an error under no_sync(), every rank keeps "
+                "its own gradient, expected the mean",
                 rule="restore self.syncs in a finally",
             )
         ],

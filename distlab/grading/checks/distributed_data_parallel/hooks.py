@@ -239,7 +239,9 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
         Suspect(
             slug="own-gradient-only",
             values=flats,
-            sentence="every rank still has its own gradient",
+            sentence="after backward(), every rank still has its own "
+            "gradient, expected "
+            "the mean",
             rule="pack the gradients into bucket.flat, and all-reduce bucket.flat",
         )
     ]
@@ -249,7 +251,9 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             Suspect(
                 slug="",
                 values=same_everywhere(halves, n),
-                sentence="a comm_hook that doubles each sum has no effect",
+                sentence="a comm_hook that doubles each sum has no effect, "
+                "expected doubled "
+                "gradients",
                 rule="self.comm_hook(self.comm, bucket) starts the message",
             )
         )
@@ -268,8 +272,9 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
             Suspect(
                 slug="launched-by-readiness",
                 values=swapped,
-                sentence="each rank sends its buckets in the order in which they get "
-                "ready there, so gradients of different layers are added up",
+                sentence="each rank sends its buckets in its own order of "
+                "readiness, so "
+                "different layers are added up: expected one order on all ranks",
                 rule="self.buckets has one order on all ranks: send in this order",
             )
         )
@@ -293,7 +298,7 @@ def nobody_waits_in_backward(runs: Runs) -> str | None:
                 act = "wait()" if event[0] == "wait" else f"comm.{event[1]}"
                 raise NotYetError(
                     f"rank {record.rank} waits in {act} while backward() still "
-                    "computes gradients",
+                    "computes gradients, expected only a start",
                     slug="waits-in-backward",
                     evidence=lanes(run, "chain"),
                     rule="start it with async_op=True, and wait in finalize_backward()",

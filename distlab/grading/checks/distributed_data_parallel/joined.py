@@ -123,7 +123,7 @@ def one_process(seed: int, n: int, over_all: bool = False) -> OneProcess:
     "distributed_data_parallel.unused",
     "C3",
     worlds=FEWER,
-    runs=[on_ranks(run_out)],
+    runs=[on_ranks(run_out).when("with different numbers of batches")],
     after=("C1",),
 )
 def who_is_out_takes_part(runs: Runs) -> str | None:
@@ -168,8 +168,8 @@ def _old_sent(
         Suspect(
             slug="",
             values=on_those(mean + 2 * before * len(out) / (n - len(out))),
-            sentence=f"{what} are wrong: a rank without a batch has sent its old "
-            ".grad, not zeros",
+            sentence=f"{what} are wrong: a rank without a batch sent its old .grad, "
+            "expected zeros",
             rule="a rank without a batch sends zeros, whatever its .grad holds",
         )
     ]
@@ -179,8 +179,8 @@ def _over_all(what: str, values: list[Tensor]) -> Suspect:
     return Suspect(
         slug="mean-over-absent",
         values=values,
-        sentence=f"{what} are means over all {len(values)} ranks, although some had no "
-        "batch",
+        sentence=f"{what} are means over all {len(values)} ranks, expected means over "
+        "those that had a batch",
         rule="finalize_backward() divides by len(self.active)",
     )
 

@@ -84,7 +84,8 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     flat, back = told["flat"], told["back"]
     if bool((flat[:-1] == STALE).all()) or told["moved"]:
         raise NotYetError(
-            "after pack, the caller's flat tensor is unchanged",
+            "after pack, the caller's flat tensor is unchanged, expected the tensors' "
+            "values in it",
             slug="not-in-place",
             rule="write into flat: flat[…] = …, copy_, or out=flat",
         )
@@ -93,7 +94,7 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
         lost = Counter(numbers.tolist()) - Counter(flat.tolist())
         raise NotYetError(
             f"after pack, {lost.total()} of the tensors' {len(numbers)} elements are "
-            f"not in flat, such as {next(iter(lost)):.4g}",
+            f"not in flat, such as {next(iter(lost)):.3g}, expected all of them",
             rule="every element of every tensor has one position in flat",
         )
     wrong = [
@@ -106,18 +107,19 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     states = [back[place] for place in wrong]
     if all(bool((state == STALE).all()) for state in states):
         raise NotYetError(
-            "after unpack, the tensors are views: they change when flat is overwritten",
+            "after unpack, the tensors are views that change with flat, "
+            "expected copies",
             slug="gradient-is-a-view",
             rule="copy the values into the tensors",
         )
     if all(not state.any() for state in states):
         raise NotYetError(
-            f"after unpack, {_listed(wrong)} unchanged",
+            f"after unpack, {_listed(wrong)} unchanged, expected the values from flat",
             slug="not-in-place",
             rule="write into each tensor: copy_",
         )
     place = wrong[0]
     raise NotYetError(
-        f"tensor {place}, of shape {list(expected[place].shape)}, is "
-        f"{brief(back[place])} after unpack, expected {brief(expected[place])}"
+        f"after unpack, tensor {place} of shape {list(expected[place].shape)} is "
+        f"{brief(back[place])}, expected {brief(expected[place])}"
     )

@@ -178,8 +178,8 @@ def _played(runs: Runs) -> Run:
         if told and "unsent" in told:
             num_sent, every = told["unsent"]
             raise NotYetError(
-                f"rank {record.rank} sends {num_sent} of {every} buckets where "
-                "backward() does not reach every parameter",
+                "when backward() doesn't reach every parameter, rank "
+                f"{record.rank} sent {num_sent} of {every} buckets, expected all",
                 rule="each rank sends every bucket, also where it uses none of it",
             )
         if told and "forgotten" in told:
@@ -191,7 +191,7 @@ def _played(runs: Runs) -> Run:
         if told is None or "unused" not in told:
             continue
         if "right" not in told:
-            raise NotYetError(f"find_unused returns {told['unused']}, not a list")
+            raise NotYetError(f"find_unused returned {told['unused']}, expected a list")
         raise NotYetError(f"on rank {record.rank}, {_not_found(**told)}")
     return runs.finished(take_branches)
 
@@ -204,23 +204,29 @@ def _not_found(unused: list[str], right: list[str]) -> str:
             "gradient and that backward() cannot reach"
         )
     if missing := sorted({*right} - {*unused}):
-        return f"find_unused misses {missing[0]}, which backward() cannot reach"
+        return f"find_unused misses {missing[0]}, which backward() can't reach"
     twice = next(name for name in unused if unused.count(name) > 1)
-    return f"find_unused returns {twice} more than once"
+    return f"find_unused returned {twice} more than once, expected once"
+
+
+BRANCHES = on_ranks(take_branches).when("when ranks use different layers")
 
 
 @clause(
     "distributed_data_parallel.unused",
     "C1",
     worlds=FEWER,
-    runs=[on_ranks(take_branches)],
+    runs=[BRANCHES],
 )
 def unused_counts_as_zero(runs: Runs) -> str | None:
     """The mean over all ranks, with zeros; with what no_sync() held back."""
     run = _played(runs)
     n, seed = runs.world_size, runs.seed
     if n > 1 and not any(sum(value["sent"]) for value in run.values):
-        raise NotYetError("backward() starts no message", slug="no-messages")
+        raise NotYetError(
+            "backward() started no message, expected one for each bucket",
+            slug="no-messages",
+        )
     for step in range(2):
         mean, _ = _branch_means(seed, n, step)
         found = [value["steps"][step] for value in run.values]
@@ -262,7 +268,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
                 slug="held-back-lost",
                 values=same_everywhere(flat(lost), n),
                 sentence="a layer's gradient from a microbatch under no_sync() is lost "
-                "if the next microbatch does not use the layer",
+                "when the next one doesn't use the layer, expected it kept",
                 rule="write zeros only if .grad is None",
             )
         ],
@@ -275,8 +281,8 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
         for name in {name for r in range(n) for name in used(r, step)}:
             if each[f"layers.{name}.weight"] is None:
                 raise NotYetError(
-                    f"in step {step + 1}, .grad of layer {name} is None on rank "
-                    f"{rank}, although another rank has used it",
+                    f"in step {step + 1}, rank {rank}'s .grad of layer {name} is "
+                    "None although another rank used it, expected the mean",
                     rule="all ranks take the same step: create a .grad for the mean",
                 )
 
@@ -285,7 +291,7 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
     "distributed_data_parallel.unused",
     "C2",
     worlds=FEWER,
-    runs=[on_ranks(take_branches)],
+    runs=[BRANCHES],
 )
 def nobodys_stays_none(runs: Runs) -> str | None:
     """A .grad of zeros would still move a weight: by momentum, by weight decay."""

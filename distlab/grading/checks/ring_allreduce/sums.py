@@ -35,7 +35,7 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
 WORLDS = (3, 2, 4, 1)  # reduce_scatter, on which the rest builds, also on 7
-HAS_INF_AND_NAN = " (rank 1 has an inf and a nan)"
+HAS_INF_AND_NAN = " (inf and nan on rank 1)"
 TWO_ON_THREE = "with a tensor of 2 elements on 3 ranks"
 ONE_ON_FOUR = "with a tensor of 1 element on 4 ranks"
 EMPTY = "with an empty tensor"

@@ -50,8 +50,9 @@ def fetched_ahead(runs: Runs) -> str | None:
         if ahead > most + 0.05 * layers.PAUSE_S:
             play_ahead(runs)
             raise NotYetError(
-                f"on {RANKS} simulated ranks, {where} with prefetch takes {ahead:.3g} "
-                f"s, expected at most {most:.3g} s if it waits for one layer only",
+                f"on {RANKS} simulated ranks, {where} with prefetch takes "
+                f"{ahead:.3g} s, "
+                f"expected at most {most:.3g} s: it must wait for one layer only",
                 slug="prefetch-waits",
                 rule="prefetch starts its messages and returns; unshard_layer waits",
             )

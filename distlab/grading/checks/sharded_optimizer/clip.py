@@ -45,7 +45,7 @@ def one_norm_for_all(runs: Runs) -> str | None:
         odd = [norm for norm in reports if not isinstance(norm, int | float)]
         if odd:
             raise NotYetError(
-                f"clip returns {type(odd[0]).__name__}, not a number",
+                f"clip returned a {type(odd[0]).__name__}, expected a number",
                 rule="float(…) converts a tensor with one element",
             )
         norms = [torch.tensor([norm], dtype=torch.float64) for norm in reports]
@@ -81,13 +81,16 @@ def _expect_infinite(reports: list[float]) -> None:
     finite = [rank for rank, norm in enumerate(reports) if norm != math.inf]
     if finite:
         raise NotYetError(
-            "where one element of the gradient is inf, clip returns "
+            "when one element of the gradient is inf, clip returned "
             f"{reports[finite[0]]:.3g} on rank {finite[0]}, expected inf",
             evidence=[
                 (rank, "returns", f"{norm}   expected inf")
                 for rank, norm in enumerate(reports)
             ],
         )
+
+
+WHOLE = ", expected the norm of the whole gradient"
 
 
 def _suspects(norm: Tensor, parts: list[Tensor], max_norm: float) -> list[Suspect]:
@@ -101,13 +104,15 @@ def _suspects(norm: Tensor, parts: list[Tensor], max_norm: float) -> list[Suspec
         ("", [norm / n**0.5] * n, "the root of the mean over the ranks of the squares"),
     ]
     suspects = [
-        Suspect(slug=slug, values=values, sentence=f"clip returns {what}", rule=RULE)
+        Suspect(
+            slug=slug, values=values, sentence=f"clip returned {what}{WHOLE}", rule=RULE
+        )
         for slug, values, what in found
     ]
     after = Suspect(
         slug="norm-after-clipping",
         values=same_everywhere(norm.clamp(max=max_norm), n),
-        sentence="clip returns the norm after clipping",
+        sentence="clip returned the norm after clipping, expected the norm before it",
         rule="return the norm that was compared with max_norm",
     )
     return [*suspects, after]
@@ -167,22 +172,26 @@ def _wrong_factors(
     found = [
         (
             [max_norm / norm if norm else 1.0] * len(buckets),
-            f"a gradient of norm {norm:.3g} was made longer, to {max_norm:g}",
+            f"with max_norm {max_norm:g}, clip scaled a gradient of norm "
+            f"{norm:.3g} up, "
+            "expected no change",
             "scale only if norm > max_norm",
         ),
         (
             [1.0] * len(buckets),
-            f"a gradient of norm {norm:.3g} was not scaled to {max_norm:g}",
+            f"with max_norm {max_norm:g}, clip left a gradient of norm {norm:.3g} "
+            f"unchanged, expected norm {max_norm:g}",
             "change shard.grad in place: multiply by max_norm / norm",
         ),
         (
             each,
-            "each bucket was clipped by its own norm",
+            "clip scaled each bucket by its own norm, expected the norm of all buckets",
             "one norm of all buckets, and one factor for all of them",
         ),
         (
             [max_norm / norm / n if norm else 1.0] * len(buckets),
-            "clip divided the gradient by the number of ranks once more",
+            "clip divided the gradient by the number of ranks, expected "
+            "the mean to stay",
             "the shards hold the mean gradient already",
         ),
     ]

@@ -130,12 +130,12 @@ def expect_weights(run: Run, rows: int = ROWS) -> None:
             continue
         if torch.allclose(found[finite], -mean[finite], rtol=2**-6):
             raise NotYetError(
-                "where a gradient has an inf on rank 0, the weight after a step is "
+                "when a gradient has an inf on rank 0, the weight after a step is "
                 f"{float(found[-1, -1]):.3g} on rank {rank}, expected -inf"
             )
         raise NotYetError(
-            f"after a step, bfloat16 weights are wrong on rank {rank}; float64 "
-            "weights are right"
+            f"after a step with bfloat16 weights, rank {rank}'s weights are wrong, "
+            "expected them right as with float64"
         )
 
 
@@ -150,8 +150,8 @@ def expect_bytes(run: Run, sent: list[float], what: str, times: int = 1) -> None
     right = 2 * share * (n - 1) * times
     if max(sent) > 1.01 * right + SLACK:
         raise NotYetError(
-            f"with bfloat16 weights, {what} sends {max(sent) / right:.3g} × the bytes "
-            "that are needed",
+            f"with bfloat16 weights, {what} sent {max(sent) / right:.3g} times the "
+            f"bytes that are needed, expected {right} bytes",
             evidence=[
                 (rank, "sent", f"{one:.0f} bytes, {right} are needed")
                 for rank, one in enumerate(sent)

@@ -39,20 +39,21 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
         Suspect(
             slug="",
             values=same_everywhere(start, n),
-            sentence="the first step changes no weight",
+            sentence="the first step left all weights unchanged, expected an update",
             rule="scatter_gradients, then update",
         ),
         Suspect(
             slug="own-gradient-only",
             values=same_everywhere(own[owners, torch.arange(len(start))], n),
-            sentence="each shard was updated with its own rank's gradient only",
+            sentence="each shard was updated with its own rank's gradient only, "
+            "expected the mean over the ranks",
             rule="sum the gradients over the ranks before each shard takes its chunk",
         ),
         Suspect(
             slug="weights-not-gathered",
             values=[torch.where(owners == rank, right, start) for rank in range(n)],
             sentence="after the first step, each rank has new weights in its own "
-            "shards only",
+            "shards only, expected all new weights",
             rule="after the optimizer's step, all_gather each bucket's shards",
         ),
     ]
@@ -63,7 +64,8 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
                 "group-settings-mixed",
                 values,
                 n,
-                f"the {which} group's settings for all parameters",
+                f"the {which} group's settings for all parameters, expected "
+                "each group's own",
                 "one group of shards for each parameter group, with its settings",
             )
         )
@@ -72,7 +74,7 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
             "group-settings-mixed",
             after(mean, _exchanged_settings),
             n,
-            "the two groups' settings swapped",
+            "the two groups' settings swapped, expected each group's own",
             "a bucket's shard belongs to bucket.group",
         )
     )
@@ -81,8 +83,8 @@ def suspects_of(seed: int, gradients: list[Named]) -> list[Suspect]:
             Suspect(
                 slug="group-settings-lost",
                 values=same_everywhere(after(mean, _without(keys)), n),
-                sentence=f"the first step was taken without the groups' "
-                f"{' and '.join(keys)}: the optimizer used its defaults",
+                sentence=f"the first step used the optimizer's default "
+                f"{' and '.join(keys)}, expected each group's own",
                 rule="copy every entry of a group; replace only params",
             )
         )
@@ -117,7 +119,7 @@ def _with_chunks(
     return Suspect(
         slug="chunk-of-another-rank",
         values=same_everywhere(after(gradient), n),
-        sentence=f"{how} of the gradient",
+        sentence=f"{how} of the gradient, expected chunk r",
         rule="rank r's shard is chunk r of the weights, so it needs chunk r of the "
         "gradient",
     )

@@ -124,9 +124,9 @@ def expect_freed(run: Run) -> None:
         for call, name, over in record.value["told"]:
             if call == "reduce":
                 raise NotYetError(
-                    f"when reduce_bucket for the bucket of {name} returns, rank "
-                    f"{record.rank} holds {over} bytes more than the weights and the "
-                    "shards' gradients",
+                    f"when reduce_bucket returns for the bucket of {name}, rank "
+                    f"{record.rank} holds {over} bytes besides weights and shards' "
+                    "gradients, expected none",
                     slug="full-gradients-kept",
                     rule="once a rank has its chunk it needs no full gradient; a view "
                     "of a chunk keeps the memory of the full vector",

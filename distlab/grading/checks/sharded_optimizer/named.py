@@ -38,8 +38,8 @@ def finished_run(runs: Runs, scenario: Scenario, **values: Any) -> Run:
 def _lost(rank: int, name: str, how: str) -> NotYetError:
     if how == layers.OTHER:
         return NotYetError(
-            f"after shard_bucket, the shard of {name} on rank {rank} is another "
-            "parameter than the optimizer has, so a step would not change it",
+            f"after shard_bucket, the shard of {name} on rank {rank} isn't the "
+            "parameter that the optimizer has, expected the same one",
             slug=NOT_UPDATED,
             rule="give the same parameter its own memory: bucket.shard.data = …",
             fatal=True,

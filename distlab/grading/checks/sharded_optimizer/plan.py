@@ -67,14 +67,14 @@ def count_bytes(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 def read_shards(value: Any) -> Shards | str:
     """Lists of three integers, or what it is instead, to go on after "plan"."""
     if value is None:
-        return "returns None; is a return missing?"
+        return "returned None, expected a list per rank: is a return missing?"
     try:
         return [
             [(_whole(which), _whole(start), _whole(stop)) for which, start, stop in one]
             for one in value
         ]
     except (TypeError, ValueError):
-        return f"returns {value!r:.40}, not a list of shard ranges for each rank"
+        return f"returned {value!r:.40}, expected a list of shard ranges for each rank"
 
 
 def _whole(value: Any) -> int:
@@ -115,7 +115,7 @@ def each_element_once(runs: Runs) -> str | None:
             raise NotYetError(f"{call} {shards}", rule=RULE, fatal=True)
         if len(shards) != n:
             raise NotYetError(
-                f"{call} returns {len(shards)} shards, expected {n}",
+                f"{call} returned {len(shards)} shards, expected {n}",
                 rule="one list per rank; a rank without elements has an empty list",
                 fatal=True,
             )
@@ -123,7 +123,7 @@ def each_element_once(runs: Runs) -> str | None:
             which, start, stop = outside
             raise NotYetError(
                 f"in {call}, a range of parameter {which} is {start} to {stop}, "
-                "counted in the whole vector, not from the parameter's first element",
+                "counted in the whole vector, expected from its first element",
                 evidence=_drawn(shards),
                 rule="start and stop count from the first element of the parameter",
             )
@@ -157,15 +157,26 @@ def _flaw(sizes: list[int], shards: Shards) -> tuple[str, str]:
         place = 0
         for start, stop in pieces:
             if start < place:
-                return f"element {start} of parameter {which} is in two shards", ""
+                return (
+                    f"element {start} of parameter {which} is in two "
+                    "shards, expected in one",
+                    "",
+                )
             if start > place:
-                return f"element {place} of parameter {which} is in no shard", ""
+                return (
+                    f"element {place} of parameter {which} is in no shard, "
+                    "expected in one",
+                    "",
+                )
             place = stop
         if place < size:
             n, before = len(shards), sum(sizes[:which]) + place
             is_rest = before == n * (sum(sizes) // n)
             slug = "remainder-unowned" if is_rest else ""
-            return f"element {place} of parameter {which} is in no shard", slug
+            return (
+                f"element {place} of parameter {which} is in no shard, expected in one",
+                slug,
+            )
         if place > size:
             return (
                 f"a range of parameter {which} ends after its {size} elements",
@@ -197,7 +208,7 @@ def chunk_by_chunk(runs: Runs) -> str | None:
             continue
         if any(start >= stop for one in shards for _, start, stop in one):
             raise NotYetError(
-                f"{call} returns an empty range",
+                f"{call} returned an empty range, expected none",
                 evidence=_drawn(shards),
                 rule="a parameter without elements in a chunk is not in its list",
             )
@@ -232,8 +243,8 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     chunks = right_plan(sizes, n)
     rank = next(r for r in range(n) if shards[r] != chunks[r])
     if sorted(shards[rank]) == chunks[rank]:
-        return f"rank {rank}'s ranges are not in the order of the vector", ""
-    return f"rank {rank} does not have chunk {rank} of the vector", ""
+        return f"rank {rank}'s ranges are out of order, expected the vector's order", ""
+    return f"rank {rank} has other elements than chunk {rank}, which is expected", ""
 
 
 def _length(shard: list[Piece]) -> int:
@@ -267,7 +278,7 @@ def bytes_of_a_rank(runs: Runs) -> str | None:
     default, right_one = next(values), right_bytes(1000, 8, 1, (4, 4, 8))
     if default != right_one:
         raise NotYetError(
-            f"bytes_per_rank(1000, 8, 1) returns {default}, expected {right_one} with "
+            f"bytes_per_rank(1000, 8, 1) returned {default}, expected {right_one} with "
             "the default per_element",
             rule="the default of per_element is 4, 4 and 8 bytes",
         )
@@ -287,7 +298,7 @@ def _wrong_bytes(
     elif told == [right_bytes(size, n, s, backward) for s in range(4)]:
         slug = "stages-swapped"
     return NotYetError(
-        f"bytes_per_rank({size}, {n}, {stage}, {kind}) returns {told[stage]}, "
+        f"bytes_per_rank({size}, {n}, {stage}, {kind}) returned {told[stage]}, "
         f"expected {right[stage]}",
         slug=slug,
         evidence=[

@@ -101,7 +101,8 @@ def _after_adam(seed: int) -> tuple[Any, dict[str, nn.Parameter]]:
 
 
 def _with_adam(world_size: int) -> list[RunSpec]:
-    return [on_ranks(shards.save_state), on_ranks(keep_adams)]
+    adams = on_ranks(keep_adams).when("with the state of Adam")
+    return [on_ranks(shards.save_state), adams]
 
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_with_adam)
@@ -151,18 +152,20 @@ def _full_names(
 
 
 def _expect_entries(saved: Any, key: str, full: dict[str, Tensor], rank: int) -> None:
-    what = "state_by_name returns"
+    what = "state_by_name returned"
     if not isinstance(saved, dict):
-        raise NotYetError(f"{what} {saved!r:.40}, not a dict", fatal=True)
+        raise NotYetError(f"{what} {saved!r:.40}, expected a dict", fatal=True)
     for name, entry in saved.items():
         if name not in full:
             raise NotYetError(
-                f"{what} {name!r:.30}, which is not the name of a trained parameter",
+                f"{what} the key {name!r:.30}, expected names of trained parameters",
                 rule="bucket.names has the names, in the order of bucket.sizes",
                 fatal=True,
             )
         if not isinstance(entry, dict) or not {"start", "stop"} <= entry.keys():
-            raise NotYetError(f"{what} no start and stop for {name}", fatal=True)
+            raise NotYetError(
+                f"{what} no start and stop for {name}, expected both", fatal=True
+            )
         own = entry.get(key)
         if isinstance(own, Tensor):
             _expect_range(name, rank, entry, own, full[name])
@@ -182,17 +185,18 @@ def _expect_range(
     if not is_other:
         raise NotYetError(
             f"rank {rank} saves a finite number for elements {start} to {stop - 1} of "
-            f"{name}, where the optimizer's state is inf"
+            f"{name}, expected inf as in the optimizer"
         )
     if own.numel() != stop - start:
         message = (
-            f"rank {rank} saves {own.numel()} values for elements {start} to "
-            f"{stop - 1} of {name}, expected {stop - start}"
+            f"rank {rank} saves {own.numel()} values for its part of {name}, elements "
+            f"{start} to {stop - 1}, expected {stop - start}"
         )
     else:
         message = (
-            f"what rank {rank} saves for elements {start} to {stop - 1} of {name} is "
-            "the state of other elements"
+            f"for elements {start} to {stop - 1} of {name}, rank {rank} "
+            "saves the state "
+            "of other elements, expected theirs"
         )
     raise NotYetError(
         message,
@@ -247,7 +251,10 @@ def _expect_entry(
 ) -> None:
     own = entry.get(key)
     if not isinstance(own, Tensor):
-        raise NotYetError(f"state_by_name returns no {key} for {name}", rule=ALL_OF_IT)
+        raise NotYetError(
+            f"state_by_name returned no {key} for {name}, expected the optimizer's",
+            rule=ALL_OF_IT,
+        )
     right = state[named[name]][key].reshape(-1)[entry["start"] : entry["stop"]]
     if own.dtype != right.dtype:
         raise NotYetError(
@@ -257,8 +264,8 @@ def _expect_entry(
         )
     if own.shape != right.shape or not torch.allclose(own, right, rtol=1e-9):
         raise NotYetError(
-            f"state_by_name returns a {key} of {name} that is not the optimizer's for "
-            "these elements",
+            f"state_by_name returned a {key} of {name} that differs from the "
+            "optimizer's, expected the same values",
             rule=ALL_OF_IT,
         )
 
@@ -268,8 +275,8 @@ def _expect_plain(run: Run) -> None:
     for rank, value in enumerate(run.values):
         if "error" in value["plain"]:
             raise NotYetError(
-                "where the optimizer keeps an int, a bool, None and a str, "
-                f"state_by_name raises {value['plain']['error']:.60}",
+                "when the optimizer keeps an int, a bool, None and a str, "
+                f"state_by_name raised {value['plain']['error']:.60}",
                 rule="copy what isn't a tensor as it is",
             )
         for name, entry in value["plain"].items():
@@ -278,7 +285,7 @@ def _expect_plain(run: Run) -> None:
                 if type(found) is not type(right) or found != right:
                     raise NotYetError(
                         f"the optimizer keeps {key} = {right!r} for {name}, but rank "
-                        f"{rank} saves {found!r}",
+                        f"{rank} saves {found!r}, expected the same",
                         rule=ALL_OF_IT,
                     )
 
@@ -310,14 +317,14 @@ def _expect_continued(run: Run, one: One) -> None:
         for resumed in value["resumed"]:
             if "error" in resumed:
                 raise NotYetError(
-                    f"a state of {run.world_size} ranks is loaded on {n}, and "
-                    f"load_state_dict raises {resumed['error']}",
+                    f"when a state of {run.world_size} ranks was loaded on {n}, "
+                    f"load_state_dict raised {resumed['error']}",
                     rule="load_state_dict reads what state_by_name returns",
                 )
             mine = owners == resumed["rank"]
             if not torch.allclose(flat(resumed["weights"])[mine], right[mine]):
                 raise NotYetError(
-                    f"after a state of {run.world_size} ranks is loaded on {n}, the "
-                    f"next step of rank {resumed['rank']} gives wrong weights",
+                    f"after a state of {run.world_size} ranks was loaded on {n}, rank "
+                    f"{resumed['rank']}'s next step gave other weights than expected",
                     rule="the state must contain all that the optimizer keeps",
                 )

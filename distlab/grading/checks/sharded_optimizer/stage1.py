@@ -189,8 +189,8 @@ def no_more_than_data_parallel(runs: Runs) -> str | None:
             is_all_reduce = 1.9 < worst[0] / unit < 2.1
             slug = "all-reduce-then-slice" if is_all_reduce else ""
         raise NotYetError(
-            f"a step sends {sum(worst) / unit / 2:.2f} × the bytes of plain data "
-            "parallelism",
+            f"a step sent {sum(worst) / unit / 2:.2f} times the bytes of plain data "
+            "parallelism, expected no more than these",
             slug=slug,
             evidence=[
                 (

@@ -102,14 +102,14 @@ def _suspects(
             slug="shard-gradient-overwritten",
             values=same_everywhere(flat(scenarios.weights_of(one.model)), n),
             sentence="of two backward() calls in a step, only the second one's "
-            "gradient counted",
+            "gradient counted, expected both",
             rule="backward() accumulates into .grad, and reduce_bucket must, too",
         ),
         Suspect(
             slug="",
             values=same_everywhere(flat(scenarios.weights_of(twice.model)), n),
             sentence="of two backward() calls in a step, the first one's gradient was "
-            f"divided by {n} twice",
+            f"divided by {n} twice, expected once",
             rule="divide only what is new, before you add it to bucket.shard.grad",
         ),
     ]
@@ -131,8 +131,8 @@ def half_of_an_all_reduce(runs: Runs) -> str | None:
             ratio = max(sent) / scatter
             slug = "all-reduce-then-slice" if 1.9 < ratio < 2.1 else ""
             raise NotYetError(
-                f"in step {step + 1} a backward() sends {ratio:.2f} × the bytes of a "
-                "reduce_scatter of the gradients",
+                f"in step {step + 1} backward() sent {ratio:.2f} times the bytes of a "
+                "reduce_scatter of the gradients, expected no more than these",
                 slug=slug,
                 evidence=[
                     (
@@ -181,8 +181,8 @@ def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetErro
     over = held[rank] - allowed + scenarios.SLACK
     looks_whole = over > 0.8 * rest
     return NotYetError(
-        f"after backward(), rank {rank} holds {over} bytes more than the weights, its "
-        "shards' state and their gradients",
+        f"after backward(), rank {rank} holds {over} bytes besides the weights, its "
+        "shards' state and their gradients, expected none",
         slug="full-gradients-kept" if looks_whole else "",
         evidence=[
             (r, "holds", f"{h} bytes, at most {allowed}") for r, h in enumerate(held)

@@ -68,8 +68,8 @@ def outputs_of_the_whole_model(runs: Runs) -> str | None:
             Suspect(
                 slug="old-weights-used",
                 values=before,
-                sentence="after the shards have changed, the second forward still used "
-                "the weights of the first",
+                sentence="after the shards changed, the second forward still used the "
+                "weights of the first, expected the new ones",
                 rule="gathered weights are a copy: gather again before each forward",
             )
         ],
@@ -137,7 +137,8 @@ def _expect_sent(run: Run, sent: list[float], right: float, what: str) -> None:
     if max(sent) <= right * 1.01 + SLACK:
         return
     raise NotYetError(
-        f"{what} sends {max(sent) / right:.3g} × the bytes that are needed",
+        f"{what} sent {max(sent) / right:.3g} times the bytes that are needed, "
+        f"expected {right:.0f} bytes",
         slug="sent-more-than-needed",
         evidence=[
             (r, "sent", f"{s:.0f} bytes, {right:.0f} are needed")
