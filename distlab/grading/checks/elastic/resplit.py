@@ -106,23 +106,33 @@ def _changed(
 ) -> str:
     """Say which of the caller's lists the call has changed, if any."""
     if order != case.order():
-        return f"changed the caller's `order`: {len(order)} samples are in it now"
+        now = f"{len(order)} samples are in it now"
+        if len(order) == case.num_samples:
+            now = "its samples are others now"
+        return f"changed the caller's `order`, expected it unchanged: {now}"
     if history != [list(steps) for steps in case.stages[:place]]:
-        return "changed the caller's `history`"
+        return f"changed the caller's `history` to {history}, expected it unchanged"
     return ""
 
 
 def _read(given: Any) -> PlanOf | str:
     if given is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         return [[[operator.index(i) for i in b] for b in shard] for shard in given]
     except TypeError:
-        return f"returns {given!r:.40}, not plan[rank][step] → a list of samples"
+        return f"returned {given!r:.40}, expected plan[rank][step], a list of samples"
 
 
 def _num(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _completed(steps: Stage) -> str:
+    ranks = _num(len(steps), "rank")
+    if len({*steps}) == 1:
+        return f"{ranks} completed {_num(steps[0], 'step')}{' each' * (len(steps) > 1)}"
+    return f"{ranks} completed {enumerated(steps)} steps"
 
 
 def _numbers(items: Sequence[int]) -> str:
@@ -170,18 +180,37 @@ class Split:
         return [set(left[s : s + size]) for s in range(0, len(left), size)]
 
     def table(self) -> tuple[Evidence, ...]:
-        """What each rank has, step by step."""
+        """The call, and what each rank has, step by step."""
         rows = [
             Evidence(rank, _num(len(shard), "step"), " | ".join(map(listed, shard[:6])))
             for rank, shard in enumerate(self.plan[:5])
         ]  # fmt: skip
-        return (Evidence(NOBODY, "left", listed(self.left)), *rows)
+        called = Evidence(NOBODY, "called with", self.call)
+        return (called, Evidence(NOBODY, "left", listed(self.left)), *rows)
+
+    @property
+    def num_ranks(self) -> int:
+        """The world size that the plan is for."""
+        return len(self.case.stages[self.place])
+
+    @property
+    def situation(self) -> str:
+        """Who has trained before, and for whom this plan is."""
+        trained = [stage for stage in self.case.stages[: self.place] if any(stage)]
+        whose = f"the plan for {_num(self.num_ranks, 'rank')}"
+        if not trained:
+            return f"before any step was completed, {whose}"
+        if len(trained) > 1:
+            sizes = " and then ".join(str(len(stage)) for stage in trained)
+            return f"after steps on {sizes} ranks, {whose}"
+        return f"after {_completed(trained[0])}, {whose}"
 
     def error(self, message: str, rule: str, slug: str = "") -> NotYetError:
-        """What is wrong with this call."""
-        text, n = f"{message} ({self.call})", len(self.case.stages[self.place])
-        evidence = self.table()
-        return NotYetError(text, slug=slug, evidence=evidence, rule=rule, played=n)
+        """What is wrong with this call; the message goes on about the plan."""
+        text, evidence = f"{self.situation} {message}", self.table()
+        return NotYetError(
+            text, slug=slug, evidence=evidence, rule=rule, played=self.num_ranks
+        )
 
 
 def _splits(runs: Runs) -> Iterator[Split]:
@@ -192,7 +221,8 @@ def _splits(runs: Runs) -> Iterator[Split]:
         for place, (plan, stage) in enumerate(zip(plans, case.stages, strict=False)):
             call = _call(case, place)
             if isinstance(plan, str):
-                raise NotYetError(f"resplit {plan} ({call})", fatal=True)
+                called = Evidence(NOBODY, "called with", call)
+                raise NotYetError(f"`resplit` {plan}", evidence=(called,), fatal=True)
             split = Split(call, case, place, plan, left)
             yield split
             if _shape(split) or _samples(split) or _order(split):
@@ -229,22 +259,24 @@ def _order(split: Split) -> NotYetError | None:
         scaled = round(size / first * len(split.plan))
         if len(actual) != len(due):
             is_local = split.place and len(actual) == scaled
+            why = "the global batch" if len(due) == size else "all that are left"
             return split.error(
-                f"step {number} has {_num(len(actual), 'sample')}, expected {len(due)}",
+                f"has {_num(len(actual), 'sample')} in step {number}, expected "
+                f"{len(due)}, {why}",
                 "the global batch size does not depend on the number of ranks",
                 "global-batch-scaled" if is_local else "",
             )
         more = sorted(set(actual) - due)
         less = [index for index in split.left if index in due - set(actual)]
         return split.error(
-            f"step {number} has {_samples_of(more)} instead of {_numbers(less)}, which "
-            f"come{'s' * (len(less) == 1)} first in `order`",
+            f"has {_samples_of(more)} in step {number}, expected {_numbers(less)}, "
+            f"which come{'s' * (len(less) == 1)} first in `order`",
             "take the samples in the order of the shuffle, a global batch for each "
             "step; then split each of these over the ranks",
         )
     if len(split.steps) > len(expected):
         return split.error(
-            "the last step has no sample on any rank, expected no such step",
+            "ends with a step in which no rank has a sample, expected no such step",
             "make no step without samples: the mean of its gradients is 0 / 0",
         )
     return None
@@ -267,7 +299,7 @@ def _samples(split: Split) -> NotYetError | None:
     order = split.case.order()
     if unknown := sorted(given - set(order)):
         return split.error(
-            f"the plan has {_samples_of(unknown)}, which `order` does not have",
+            f"has {_samples_of(unknown)}, expected only values of `order`",
             "a plan has values of `order`, not positions in it",
         )
     again = [index for index in order if index in given - left]
@@ -280,7 +312,7 @@ def _samples(split: Split) -> NotYetError | None:
     if lost:
         what.append(f"leaves out {_samples_of(lost)}, which no rank has completed")
     slug, rule = _cause(split, given)
-    return split.error(f"the plan {', and '.join(what)}", rule, slug)
+    return split.error(" and ".join(what), rule, slug)
 
 
 def _cause(split: Split, given: set[int]) -> tuple[str, str]:
@@ -316,14 +348,14 @@ def shards_are_even(runs: Runs) -> str | None:
 def _shape(split: Split) -> NotYetError | None:
     n, plan = len(split.case.stages[split.place]), split.plan
     if len(plan) != n:
-        message = f"the plan is for {_num(len(plan), 'rank')}, expected {n}"
+        message = f"has {_num(len(plan), 'list')}, expected one for each rank"
         return split.error(message, "plan has n lists")
     lengths = list(map(len, plan))
     if len(set(lengths)) > 1:
-        rank = lengths.index(min(lengths))
+        rank, other = lengths.index(min(lengths)), lengths.index(max(lengths))
         return split.error(
-            f"rank {rank} has {_num(min(lengths), 'step')} and another rank "
-            f"{max(lengths)}, expected as many",
+            f"has {_num(min(lengths), 'step')} for rank {rank} and {max(lengths)} for "
+            f"rank {other}, expected the same number for all",
             "a rank without samples in a step has an empty shard: it takes part in the "
             "all_reduce",
         )
@@ -331,16 +363,15 @@ def _shape(split: Split) -> NotYetError | None:
     often = [index for index in counts if counts[index] > 1]
     if often:
         return split.error(
-            f"sample {often[0]} occurs {counts[often[0]]} times in the plan, expected "
-            "once",
+            f"has sample {often[0]} {counts[often[0]]} times, expected once",
             "do not pad: shards may differ by one sample",
         )
     for step in range(lengths[0] if lengths else 0):
         sizes = [len(shard[step]) for shard in plan]
         if max(sizes) - min(sizes) > 1:
             return split.error(
-                f"step {step} has shards of {_numbers(sizes)} samples, expected sizes "
-                "that differ by at most one",
+                f"has shards of {_numbers(sizes)} samples in step {step}, expected "
+                "sizes that differ by at most one",
                 "the shards of a step differ by at most one sample",
             )
     return None

@@ -6,6 +6,7 @@ rest of the script is in the evidence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,17 +37,19 @@ def _joined(contract: MembershipContract, member: str, generation: int) -> str:
     if member in contract.ended:
         return f"{member}, whose process has ended, sent a Join"
     if 0 < generation < contract.generation:
-        whose = "copy of an older" if member in contract.members else "late"
-        return f"a {whose} Join of {member} came (generation {generation})"
+        what = f"a copy of {member}'s" if member in contract.members else f"{member}'s"
+        after = f"after generation {contract.generation} had formed"
+        return f"{what} Join from generation {generation} arrived {after}"
     if member in contract.joined:
-        return f"a copy of {member}'s Join came"
+        return f"a copy of {member}'s Join arrived"
     if generation == 0 and member in contract.members:
-        return f"a copy of {member}'s first Join came"
+        return f"a copy of {member}'s first Join arrived"
     who = member if member in contract.members else f"new member {member}"
-    now = "in a round"
+    now = "during a round"
     if not contract.is_round:
         num, most = len(contract.members), contract.own.max_members
-        now = f"while {num} of max_members={most} were training"
+        were = "member was" if num == 1 else "members were"
+        now = f"while {num} {were} training (max_members={most})"
     return f"{who} joined {now}"
 
 
@@ -75,29 +78,36 @@ class Difference:
             return f"{self.happened}, the Membership returned {unknown[0][1]}"
         forms = [a for b in (self.due, self.got) for a in b if a[0] == "form"]
         if len(forms) == 2 and (found := self._form(*forms)):
-            return f"{self.happened}, Form({forms[1][1]}) {found}"
+            return f"{self.happened}, {found}"
         did, expected = self._other()
         when = self.happened if not self.contract.is_late else self._late()
         reason = self._reason(did, expected)
         told = f"the Membership returned {_words(did) or 'no action'}"
         if self.contract.is_late:
             asked = asked_s(self.rows)
-            last = f"the last WakeAt was for {asked[-1]:.4g} s" if asked else ""
-            told = last or "no Tick was asked for"
-        wanted = _words(expected) or "no action"
-        if [action[0] for action in expected] == ["wake"]:
-            contract = self.contract
-            wait = "grace_s" if contract.could_form else "timeout_s"
-            wanted += f" for a new wait of {wait}"
+            told = "the Membership had asked for no Tick"
+            if asked:
+                told = f"the last WakeAt was for {asked[-1]:.4g} s"
+        wanted = self._wanted(expected)
         return f"{when}{reason}, {told}, expected {wanted}"
+
+    def _wanted(self, expected: Sequence[Fact]) -> str:
+        contract, wanted = self.contract, _words(expected) or "no action"
+        if contract.is_late:
+            return f"WakeAt({contract.seen.due_s:.4g}), then {wanted}"
+        if [action[0] for action in expected] == ["wake"]:
+            return f"only {wanted}, {self._wait} later"
+        return wanted
+
+    @property
+    def _wait(self) -> str:
+        return "grace_s" if self.contract.could_form else "timeout_s"
 
     def _late(self) -> str:
         contract = self.contract
-        name = "grace_s" if contract.could_form else "timeout_s"
-        state = "possible" if contract.could_form else "impossible"
         if contract.seen.due_s == contract.since_s:
             return "at once"
-        return f"when a Form had been {state} for {name}"
+        return f"when {self._wait} was over"
 
     def _other(self) -> tuple[list[Fact], list[Fact]]:
         """What was done and was not due, and the reverse."""
@@ -126,18 +136,22 @@ class Difference:
             starts_again = seen.due_s == contract.since_s + contract.own.timeout_s
             is_early = "stop" in kinds and self.time_s < seen.due_s
             is_early &= not (starts_again and contract.since_s == self.time_s)
-            early = " before timeout_s was over" * is_early
-            return f"{early}, with {num} of min_members={least} joined"
+            when = " before timeout_s was over" * is_early
+            if "stop" in {action[0] for action in expected} and not contract.is_late:
+                when = " after timeout_s was over"
+            return f"{when}, with {num} of at least {least} members joined"
         if contract.is_late and not seen.is_disputed:
             return ""
         if seen.is_disputed or not seen.is_majority:
             return self._majority()
         is_early = any(action[0] == "form" for action in did)
         if not is_early:
-            return " grace_s after a Form had become possible"
+            return " after grace_s was over"
+        if contract.since_s == self.time_s and expected and expected[0][0] == "wake":
+            return " and made a Form possible"
         unheard = self._unheard()
         if unheard and len(seen.joined) >= contract.own.max_members:
-            return f" while {_names(unheard)} {_are(unheard)} unheard"
+            return f" while {_names(unheard)} {_were(unheard)} unheard"
         return " before grace_s was over"
 
     def _unheard(self) -> list[str]:
@@ -152,10 +166,12 @@ class Difference:
         if not alive:
             return " with every member of the last generation ended"
         unheard = self._unheard()
-        found = f" with {_names(joined)} joined and {_names(unheard)} unheard"
-        if len(joined) == len(unheard):
-            found += f" ({alive[0]} is the lowest rank)"
-        return found
+        lowest = alive[0] if len(joined) == len(unheard) else ""
+        heard, missing = (
+            _names([f"{m} (lowest rank)" if m == lowest else m for m in side])
+            for side in (joined, unheard)
+        )
+        return f" with {heard} joined, but {missing} unheard"
 
     # ── two Forms ───────────────────────────────────────────────────────────────────
 
@@ -166,25 +182,27 @@ class Difference:
     def _differences(self, due: Fact, given: Fact) -> Iterator[str]:
         _, generation, old, taken, sources, steps = due
         members = [str(member) for _, member in given[2]]
+        form = f"Form({generation})"
         if found := self._members(taken, members):
-            yield found
+            yield f"Form({given[1]}) {found}"
         if given[1] != generation:
-            yield f"came, expected Form({generation})"
+            yield f"the Membership returned Form({given[1]}), expected {form}"
         ranks = [rank for rank, _ in given[2]]
         if ranks != [*range(len(ranks))]:
-            yield f"has the ranks {_all(ranks)}, expected {_all(range(len(ranks)))}"
+            own = _all(range(len(ranks)))
+            yield f"{form} gave its members the ranks {_all(ranks)}, expected {own}"
         num = len(old)
         if {*members[:num]} != {*old} or members[num:] != taken[num:]:
-            yield self._ordered(old, taken, members)
+            yield f"{form} {self._ordered(old, taken, members)}"
         if given[3] not in sources:
-            yield self._source(given[3], sources)
+            yield f"{form} {self._source(given[3], sources)}"
         if given[4] != steps:
             own = self.contract.own
-            size, most = own.global_batch_size, own.microbatch_size
+            size, n = own.global_batch_size, len(taken)
             yield (
-                f"has grad_accum_steps={given[4]}, expected {steps}: a global batch of "
-                f"{size} on {len(taken)} rank{'s' * (len(taken) > 1)}, in microbatches "
-                f"of at most {most}"
+                f"{form} has grad_accum_steps={given[4]}, expected {steps}: {size} "
+                f"samples on {_ranks(n)} are up to {math.ceil(size / n)} each, and "
+                f"microbatch_size is {own.microbatch_size}"
             )
         refused = [
             {a[1] for a in acts if a[0] == "refuse"} for acts in (self.due, self.got)
@@ -192,34 +210,34 @@ class Difference:
         most = self.contract.own.max_members
         if lack := sorted(refused[0] - refused[1]):
             yield (
-                f"comes without Refuse({', '.join(lack)}), expected one for each "
-                f"member beyond max_members={most}"
+                f"{form} left out {_names(lack)} (max_members={most}), expected "
+                f"{_refuse(lack)} with it"
             )
         if more := sorted(refused[1] - refused[0]):
-            yield f"comes with Refuse({', '.join(more)}), expected none"
+            yield f"{form} came with {_refuse(more)}, expected no Refuse"
 
     def _members(self, taken: Sequence[str], members: Sequence[str]) -> str:
         seen = self.contract.seen
         more = [m for m in members if m not in taken]
         less = [m for m in taken if m not in members]
         if more and less:
-            instead = f"takes {_names(more)} instead of {_names(less)}"
-            return f"{instead}, {self._first_come(less[0])}"
+            instead = f"took {_names(more)}, expected {_names(less)}"
+            return f"{instead}: {self._first_come(less[0])}"
         if less:
-            return f"leaves out {_names(less)}, which had joined"
+            return f"left out {_names(less)}, which had joined, expected all who joined"
         if not more:
             return ""
         if more[0] in seen.joined:
             most = self.contract.own.max_members
-            return f"has {len(members)} members, expected at most max_members={most}"
-        return f"includes {_names(more)}, {self._gone(more[0])}"
+            return f"took {len(members)} members, expected {most} (max_members)"
+        return f"took {_names(more)}, {self._gone(more[0])}"
 
     def _first_come(self, member: str) -> str:
         if member in self.contract.seen.members:
-            return "which is of the last generation"
+            return f"{member} was in the last generation"
         if self._num_joins(member) > 1:
-            return "which joined earlier; its second Join is only a copy"
-        return "which joined earlier"
+            return f"{member} joined earlier, and its second Join is only a copy"
+        return f"{member} joined earlier"
 
     def _gone(self, member: str) -> str:
         if member in self.contract.ended:
@@ -247,10 +265,10 @@ class Difference:
     def _ordered(
         self, old: Sequence[str], taken: Sequence[str], members: Sequence[str]
     ) -> str:
-        given = f"has the order {_all(members)}, expected {_all(taken)}"
+        given = f"ranks its members {_all(members)}, expected {_all(taken)}"
         if {*members[: len(old)]} != {*old}:
-            return f"{given}: members of the last generation come first"
-        return f"{given}: new members come in the order of their first Joins"
+            return f"{given}: members of the last generation before new ones"
+        return f"{given}: new members in the order of their first Joins"
 
     def _source(self, source: Any, sources: Sequence[str]) -> str:
         seen = self.contract.seen
@@ -258,12 +276,12 @@ class Difference:
         best = sources[0]
         if seen.members and source not in seen.members:
             return (
-                f"has new member {source} as its source, expected "
+                f"made new member {source} the source, expected "
                 f"{' or '.join(sources)} of the last generation"
             )
         return (
-            f"has source {source} (step {steps.get(source, '?')}), expected "
-            f"{' or '.join(sources)} (step {steps[best]})"
+            f"made {source} (at step {steps.get(source, '?')}) the source, expected "
+            f"{' or '.join(sources)}, which has the newest step, {steps[best]}"
         )
 
 
@@ -277,8 +295,16 @@ def _names(members: Sequence[str]) -> str:
     return enumerated(members or ["no member"])
 
 
-def _are(members: Sequence[str]) -> str:
-    return "is" if len(members) == 1 else "are"
+def _were(members: Sequence[str]) -> str:
+    return "was" if len(members) == 1 else "were"
+
+
+def _ranks(num: int) -> str:
+    return f"{num} rank{'s' * (num != 1)}"
+
+
+def _refuse(members: Sequence[str]) -> str:
+    return f"Refuse({', '.join(members)})"
 
 
 def _all(items: Sequence[Any]) -> str:

@@ -73,7 +73,7 @@ def settings_of(seed: int) -> Settings:
 def read_actions(given: Any) -> list[Fact]:
     """Actions as tuples, their kind first."""
     if not isinstance(given, list | tuple):
-        return [("unknown", f"{given!r:.60}, which is no list of actions")]
+        return [("unknown", f"{given!r:.60}, expected a list of actions")]
     return [_fact(action) for action in given]
 
 
@@ -90,7 +90,7 @@ def _fact(action: Any) -> Fact:
             return "wake", float(at_s)
         case Stop(reason):
             return "stop", str(reason)
-    return "unknown", f"{action!r:.60}, which is no action"
+    return "unknown", f"{action!r:.60}, expected Regroup, Form, Refuse, WakeAt or Stop"
 
 
 def event_of(fact: Fact) -> Any:

@@ -29,6 +29,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import NOBODY, Evidence
+from distlab.terminal import enumerated
 
 TASK = "recovery.detect"
 _LISTS = ("dead", "frozen", "slow")
@@ -58,13 +59,13 @@ def find_conditions(context: RankContext, unit: ModuleType, seed: int) -> list[A
 
 def _read(told: Any) -> Any:
     if told is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         return [
             [operator.index(rank) for rank in getattr(told, name)] for name in _LISTS
         ]
     except (AttributeError, TypeError):
-        return f"returns {told!r:.50}, not a Condition of three lists of ranks"
+        return f"returned {told!r:.50}, expected a Condition of three lists of ranks"
 
 
 # ── mistakes ────────────────────────────────────────────────────────────────────────
@@ -97,19 +98,19 @@ class Mistake(NamedTuple):
 MISTAKES = (
     Mistake(
         "heartbeat-not-progress",
-        "the heartbeat alone decided",
+        "heartbeats alone decided",
         "decide from steps: the heartbeat goes on while the trainer hangs",
         lambda row, case: _silent(row, case) > _limit(case),
     ),
     Mistake(
         "heartbeat-not-progress",
-        "a rank that sends heartbeats was never frozen",
+        "a recent heartbeat excused every rank",
         "decide from steps: the heartbeat goes on while the trainer hangs",
         lambda row, case: min(_silent(row, case), idle(row, case.now_s)) > _limit(case),
     ),
     Mistake(
         "waits-for-the-frozen",
-        "ranks that only wait for another rank were named",
+        "it blames ranks that only wait",
         "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
         lambda row, case: (
             idle(row, case.now_s) > _limit(case)
@@ -118,13 +119,13 @@ MISTAKES = (
     ),
     Mistake(
         "waits-for-the-frozen",
-        "every rank that completed no step for long was named",
+        "it blames every rank without a recent step",
         "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
         lambda row, case: idle(row, case.now_s) > _limit(case),
     ),
     Mistake(
         "",
-        "a rank that saves a checkpoint was named although its heartbeat comes",
+        "a recent heartbeat did not excuse SAVE",
         "in SAVE a rank is frozen only if its heartbeat has stopped, too",
         lambda row, case: (
             idle(row, case.now_s) > _limit(case)
@@ -133,13 +134,13 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "only ranks in COMPUTE were named",
+        "it only looks at COMPUTE",
         "in WAIT or SAVE a rank is frozen if its heartbeat has stopped, too",
         lambda row, case: row.doing == COMPUTE and idle(row, case.now_s) > _limit(case),
     ),
     Mistake(
         "heartbeat-not-progress",
-        "a rank without heartbeats was named although it completes steps",
+        "a late heartbeat was enough",
         "decide from steps: a heartbeat may be late while a rank trains",
         lambda row, case: (
             _silent(row, case) > _limit(case)
@@ -148,7 +149,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "since_s was not looked at",
+        "since_s was ignored",
         "a rank is idle since the later of since_s and its newest step",
         lambda row, case: (
             bool(row.steps)
@@ -158,7 +159,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "the time of the newest step was not looked at",
+        "the time of its newest step was ignored",
         "a rank is idle since the later of since_s and its newest step",
         lambda row, case: (
             case.now_s - row.since_s > _limit(case)
@@ -186,64 +187,68 @@ MISTAKES = (
 def _list_words(
     case: ReportsCase, name: str, actual: list[int], expected: list[int]
 ) -> str:
-    """Which ranks a list has or lacks, and the state of the first of them."""
+    """The state of the first rank that a list wrongly has or lacks."""
     more = [rank for rank in actual if rank not in expected]
     lack = [rank for rank in expected if rank not in actual]
-    if bool(more) == bool(lack):
-        return f"`{name}` is {actual} {_where(case)}, expected {expected}"
-    odd = more or lack
-    s = "s" * (len(odd) > 1)
-    *first, last = map(str, odd)
-    ranks = f"rank{s} {', '.join(first)}{' and ' * bool(first)}{last}"
-    row = next((row for row in case.rows if row.rank == odd[0]), None)
-    verb = "wrongly has" if more else "lacks"
+    row = next((row for row in case.rows if row.rank in (lack or more)[:1]), None)
     if row is None:
-        return f"`{name}` {verb} {ranks}, expected {expected}"
-    who = f"; rank {odd[0]}" if s else ", which"
-    return f"`{name}` {verb} {ranks}{who} {_state(case, name, row)}"
-
-
-def _where(case: ReportsCase) -> str:
-    return f'in the case "{case.what}"'
+        return f"`detect` returned {name}={actual}, expected {expected}"
+    told = f"rank {row.rank}{_state(case, name, row)}, but `detect`"
+    if more and lack:
+        s = "s" * (len(more) > 1)
+        return f"{told} called rank{s} {enumerated(more)} {name} instead"
+    return f"{told} {'called it' if more else 'did not call it'} {name}"
 
 
 def _state(case: ReportsCase, name: str, row: Row) -> str:
-    """What decides about a rank, as a clause without its subject."""
+    """What decides about a rank, as the rest of a clause."""
     if row.has_ended:
-        return "has ended"
+        return "'s process has ended"
     if name == "dead":
-        return "has not ended"
+        return "'s process has not ended"
     if not row.steps:
-        return "is in its first step"
+        return " is in its first step, which may take any time"
     unit_s = usual(case.rows)
     if unit_s == math.inf:
-        return f"has too few durations: fewer than {LEAST} in all reports"
+        return f" was idle, and there were fewer than {LEAST} durations to judge by"
     idle_s = idle(row, case.now_s) / unit_s
-    told = f"was idle in {row.doing.upper()} for {_steps(idle_s)} usual steps"
+    told = f" was idle in {row.doing.upper()} for {idle_s:.3g} usual steps"
     if row.doing != COMPUTE and name == "frozen":
-        told += f" and sent a heartbeat {_steps(_silent(row, case) / unit_s)} steps ago"
+        told += f" and sent a heartbeat {_silent(row, case) / unit_s:.2g} steps ago"
     return told
 
 
-def _steps(number: float) -> str:
-    """Exact at a limit, and near it, else short."""
-    return f"{number:.2f}".removesuffix("0").removesuffix(".0")
-
-
 def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> str:
-    """The number that `frozen` or `slow` is compared with."""
+    """What `frozen` or `slow` asks for, with the number it compares with."""
     name, actual, expected = fault
-    odd = [rank for rank in actual + expected if (rank in actual) != (rank in expected)]
-    row = next((row for row in case.rows if row.rank in odd[:1]), None)
-    if row is None or name == "dead" or row.has_ended or not row.steps:
+    more = [rank for rank in actual if rank not in expected]
+    lack = [rank for rank in expected if rank not in actual]
+    row = next((row for row in case.rows if row.rank in (lack or more)[:1]), None)
+    if row is None:
         return ""
+    if row.has_ended:
+        return ", expected dead only" if more and name != "dead" else ""
+    if name == "dead" or not row.steps or usual(case.rows) == math.inf:
+        return ""
+    is_idle = idle(row, case.now_s) > _limit(case)
+    limit, name_of = (case.patience, "patience") if is_idle else (SLOW, "SLOW")
     if name == "frozen":
-        return f" (patience={case.patience:g})"
-    if row.doing != COMPUTE:
-        return ", but only a rank in COMPUTE is slow"
-    if idle(row, case.now_s) > _limit(case):
-        return f", so it is frozen and not slow (patience={case.patience:g})"
-    return f" (SLOW is {SLOW:g})"
+        limit, name_of = case.patience, "patience"
+    if lack:
+        return f" ({name_of} is {limit:g})"
+    if name == "slow" and row.doing != COMPUTE:
+        return ", expected that only of a rank in COMPUTE"
+    if name == "slow" and is_idle:
+        return f", expected frozen ({name_of} is {limit:g})"
+    return f", expected that only beyond {limit:g} steps ({name_of})"
+
+
+def _why(
+    fault: tuple[str, list[int], list[int]],
+    case: ReportsCase,
+    mistake: Mistake | None,
+) -> str:
+    return f": {mistake.sentence}" if mistake else _limit_words(fault, case)
 
 
 def _words(case: ReportsCase) -> tuple[Evidence, ...]:
@@ -286,7 +291,7 @@ def _judge(clause_id: str, runs: Runs) -> None:
     told = worked_out(runs, find_conditions).values[0]
     wrong = next((one for one in told if isinstance(one, str)), None)
     if wrong:
-        raise NotYetError(f"detect {wrong}")
+        raise NotYetError(f"`detect` {wrong}")
     for case, ranks in zip(known, told, strict=True):
         fault = _faults(case, ranks).get(clause_id)
         if fault is None:
@@ -304,8 +309,7 @@ def _judge(clause_id: str, runs: Runs) -> None:
         is_not_slow = name == "slow" and bool(waits)
         rule = "only a rank in COMPUTE is slow: the others wait, or save" * is_not_slow
         raise NotYetError(
-            message
-            + (f": {mistake.sentence}" if mistake else _limit_words(fault, case)),
+            message + _why(fault, case, mistake),
             slug=mistake.slug if mistake else "",
             rule=mistake.rule if mistake else rule,
             evidence=_words(case),
@@ -326,7 +330,7 @@ def the_usual_step(runs: Runs) -> str | None:
     wrong: list[tuple[ReportsCase, float]] = []
     for case, told in zip(cases(runs.seed), found, strict=True):
         if isinstance(told, str):
-            raise NotYetError(f"usual_step_s returns {told}, not a number of seconds")
+            raise NotYetError(f"`usual_step_s` returned {told}, expected seconds")
         expected = usual(case.rows)
         if told != expected and not math.isclose(told, expected, rel_tol=_CLOSE):
             wrong.append((case, told))
@@ -339,12 +343,13 @@ def the_usual_step(runs: Runs) -> str | None:
 def _usual_words(case: ReportsCase, told: float, formula: str) -> str:
     expected = usual(case.rows)
     num = sum(max(len(row.steps) - 1, 0) for row in case.rows)
-    of = f"usual_step_s, given {num} duration{'s' * (num != 1)}, returned"
+    of = f"for {num} duration{'s' * (num != 1)}, `usual_step_s` returned"
     if expected == math.inf:
-        return f"{of} {said(told)} s, expected inf, since there are fewer than {LEAST}"
+        return f"{of} {said(told)} s, expected inf for fewer than {LEAST}"
     got, wanted = apart(told, expected)
-    named = f", {formula}" * bool(formula)
-    return f"{of} {got} s{named}, expected {wanted} s"
+    if formula:
+        return f"{of} {got} s, {formula}, expected {wanted} s"
+    return f"{of} {got} s, expected {wanted} s, their median plus their jitter"
 
 
 CONDITIONS = on_ranks(find_conditions)

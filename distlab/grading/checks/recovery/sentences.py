@@ -42,13 +42,15 @@ def _happened(contract: SupervisorContract, event: Fact) -> str:
             return _of_end(contract, process, code)
         case ("frozen", process, generation):
             if generation != contract.generation:
-                return f"a Frozen of generation {generation} came late"
+                came = f"came in generation {contract.generation}"
+                return f"a Frozen from generation {generation} {came}"
             if process not in contract.alive:
                 return f"a Frozen came for process {process}, which had ended"
             return f"process {process} was reported as frozen"
         case ("completed", step, generation):
             if generation != contract.generation:
-                return f"a Completed of generation {generation} came late"
+                came = f"came in generation {contract.generation}"
+                return f"a Completed from generation {generation} {came}"
             return f"step {step} was completed"
         case ("interrupted", number):
             return f"the agent got {signal_name(number)}"
@@ -83,8 +85,8 @@ def no_signal(contract: SupervisorContract) -> str:
     """The headline where a Tick was due, and with it SIGKILL, but did not come."""
     alive = _processes(sorted(contract.alive))
     return (
-        f"no Tick was asked for at {contract.kill_at_s:.3g} s, grace_s after SIGTERM, "
-        f"so {alive} never got SIGKILL"
+        f"the supervisor asked for no Tick at {contract.kill_at_s:.3g} s, grace_s "
+        f"after SIGTERM, so {alive} never got SIGKILL"
     )
 
 
@@ -95,7 +97,7 @@ def used(
     script = contract.script
     are = "is" if num_old == 1 else "are"
     older = f" ({num_old} {are} older)" * bool(num_old)
-    older = older or " (several at the same time)" * together
+    older = older or " (some at once)" * together
     return (
         f", with {num_recent} of {script.max_restarts} restarts used in the last "
         f"{script.window_s:g} s{older}"
@@ -157,10 +159,10 @@ def _of_starts(
     if not starts and any(a[0] == "signal" for a in actions):
         return f"the supervisor {_sent(actions)}, expected {_new(due.num_starts)}"
     if due.reason == "some done":
-        return f"{did}, but a rank that is done needs no process"
+        return f"{did}, expected none: a rank that is done needs no process"
     if not due.num_starts:
-        return f"{did}, expected none"
-    return f"{did}, expected {due.num_starts}"
+        return f"{did}, expected no new process"
+    return f"{did}, expected {_new(due.num_starts)}"
 
 
 def _of_signals(due: Due, actions: Sequence[Fact]) -> str:
@@ -220,7 +222,8 @@ def _of_forms(
     generation, members = forms[0]
     form = f"Form({generation})"
     if part == "generation":
-        return f"the supervisor returned {form}, expected Form({due.form})"
+        formed = f"the supervisor formed generation {generation}"
+        return f"{formed}, expected generation {due.form}"
     if part == "survivors":
         return f"{form} {_moved(contract, members)}"
     wrong = of_members(contract, members) if _is_forming(contract) else ""
@@ -229,10 +232,10 @@ def _of_forms(
     if due.form:
         given = ", ".join(map(str, sorted(members))) or "none"
         most = contract.script.world_size - 1
-        return f"{form} has members for the ranks {given}, expected 0 … {most}"
+        return f"{form} gave processes to the ranks {given}, expected 0 … {most}"
     if contract.stop_code is not None:
-        return f"the supervisor returned {form}, expected none"
-    return f"the supervisor returned {form}, expected none: {_can(contract)}"
+        return f"the supervisor returned {form}, expected no Form"
+    return f"the supervisor returned {form}, expected no Form: {_can(contract)}"
 
 
 def _is_forming(contract: SupervisorContract) -> bool:
@@ -257,11 +260,11 @@ def _moved(contract: SupervisorContract, members: Mapping[int, int]) -> str:
         now = [r for r, p in sorted(members.items()) if p == process]
         if now:
             return (
-                f"moves process {process} from rank {rank} to rank {now[0]}, "
-                f"but members that are alive keep their ranks"
+                f"moved process {process} from rank {rank} to rank {now[0]}, "
+                f"expected it to keep its rank"
             )
-        return f"leaves out process {process}, which is alive and has rank {rank}"
-    return "moves a survivor"
+        return f"left out process {process}, expected it to keep rank {rank}"
+    return "moved a survivor, expected it to keep its rank"
 
 
 def of_members(contract: SupervisorContract, members: Mapping[int, int]) -> str:
@@ -270,11 +273,11 @@ def of_members(contract: SupervisorContract, members: Mapping[int, int]) -> str:
         ranks = sorted(r for r, p in members.items() if p == process)
         if count > 1:
             both = " and ".join(map(str, ranks))
-            return f"gives ranks {both} to process {process}, expected one rank each"
+            return f"gave ranks {both} to process {process}, expected one rank each"
         if process not in contract.alive:
-            return f"gives rank {ranks[0]} to process {process}, which has ended"
+            return f"gave rank {ranks[0]} to process {process}, which has ended"
         if process not in contract.idle and process not in contract.members.values():
-            return f"gives rank {ranks[0]} to process {process}, which is not ready"
+            return f"gave rank {ranks[0]} to process {process}, which is not ready"
     return ""
 
 
