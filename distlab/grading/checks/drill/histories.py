@@ -282,42 +282,87 @@ def _text(event: Event, rank: int, step: int) -> str:
 # ── the drills ──────────────────────────────────────────────────────────────────────
 
 _K, _W, _F = "killed", "data_worker", "frozen"
-_LAST = "the last rank is stopped; one of the others has timed out so far"
-_FIRST = "the first rank is stopped; one of the others has timed out so far"
-_JUST = "just late: 1.05 s, and the median of the others is 0.5 s"
-_TWICE = "1.0 s, and the median of the others is 0.5 s: twice as long, not longer"
-_EVEN = "three ranks: 2.125 s, and the median of the others is 1 s"
-_NOT_EVEN = "three ranks: 1.75 s, and the median of the others is 1 s"
-_AHEAD = "a rank is killed that has completed one more step than the others"
-_FIRST_LINE = "the rank whose line comes first has another checksum than the others"
+_LAST = "the last rank is stopped and one of the others has timed out"
+_FIRST = "the first rank is stopped and one of the others has timed out"
+_JUST = "a rank takes 1.05 s and the median of the others is 0.5 s"
+_TWICE = "a rank takes 1 s, exactly twice the median of the others"
+_EVEN = "one of three ranks takes 2.125 s and the median of the others is 1 s"
+_NOT_EVEN = "one of three ranks takes 1.75 s and the median of the others is 1 s"
+_AHEAD = "a rank is killed that is one step ahead of the others"
+_FIRST_LINE = "the rank that reports first is the only one with another checksum"
 _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
 _PLACES = {_LAST: -1, _FIRST: 0}
 LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
     "C1": (
-        ("a nan in the middle of a run", "nan", 15, ()),
-        ("a nan in the newest step", "nan", 3, (until(8),)),
-        ("a nan in the step of a checkpoint", "nan", 15, (saved(8),)),
+        ("a rank gets a nan in the middle of a run", "nan", 15, ()),
+        ("a rank gets a nan in the newest step", "nan", 3, (until(8),)),
+        ("a rank gets a nan in the step of a checkpoint", "nan", 15, (saved(8),)),
         ("a weight of one rank differs", "desync", 15, ()),
-        ("a weight differs in the newest step", "desync", 2, (until(7),)),
-        ("a nan in a run's first step", "nan", 15, (since(8), in_order(1, 0, 2, 3))),
-        ("a nan on the last rank of the list", "nan", 15, (in_order(0, 2, 3, 1),)),
+        ("a weight of one rank differs in the newest step", "desync", 2, (until(7),)),
+        (
+            "a rank gets a nan in a run's first step",
+            "nan",
+            15,
+            (since(8), in_order(1, 0, 2, 3)),
+        ),
+        ("the rank that reports last gets a nan", "nan", 15, (in_order(0, 2, 3, 1),)),
         (_FIRST_LINE, "desync", 15, (other_checksums, in_order(2, 0, 1, 3))),
-        ("a weight differs, and then a nan", "desync", 15, (nan_from(1, 9),)),
-        ("a nan, and then a weight differs", "nan", 15, (differs_from(3, 10),)),
-        ("a nan, and a weight differs in its step", "nan", 15, (differs_from(0, 8),)),
-        ("a weight differs, and then a kill", "desync", 7, (killed_in(0, 13),)),
-        ("a nan, and then another rank is killed", "nan", 6, (killed_in(3, 12),)),
+        (
+            "a weight of one rank differs and a nan comes later",
+            "desync",
+            15,
+            (nan_from(1, 9),),
+        ),
+        (
+            "a rank gets a nan and a weight differs later",
+            "nan",
+            15,
+            (differs_from(3, 10),),
+        ),
+        (
+            "a rank gets a nan and a weight differs in the same step",
+            "nan",
+            15,
+            (differs_from(0, 8),),
+        ),
+        (
+            "a weight of one rank differs and a rank is killed later",
+            "desync",
+            7,
+            (killed_in(0, 13),),
+        ),
+        (
+            "a rank gets a nan and another is killed later",
+            "nan",
+            6,
+            (killed_in(3, 12),),
+        ),
     ),
     "C2": (
         ("a rank is killed", _K, 2, ()),
-        ("a rank is killed, the agent sees it last", _K, 2, (seen_late,)),
-        ("rank 0 is killed", "killed_rank_0", 0, (seen_late,)),
+        ("a rank is killed and the agent sees it last", _K, 2, (seen_late,)),
+        (
+            "one rank is killed and the agent sees it last",
+            "killed_rank_0",
+            0,
+            (seen_late,),
+        ),
         ("a data worker is killed", _W, 3, ()),
         ("a rank ends by SIGSEGV", _K, 2, (ended_by("SIGSEGV"),)),
-        ("a rank ends by SIGBUS, seen last", _K, 2, (seen_late, ended_by("SIGBUS"))),
+        (
+            "a rank ends by SIGBUS and the agent sees it last",
+            _K,
+            2,
+            (seen_late, ended_by("SIGBUS")),
+        ),
         ("a rank ends by SIGTERM", "killed_rank_0", 0, (ended_by("SIGTERM"),)),
-        ("a rank is killed; another has completed the step", _K, 2, (ahead(0),)),
-        ("a data worker is killed; a rank is a step ahead", _W, 3, (ahead(1),)),
+        ("a rank is killed and another has completed the step", _K, 2, (ahead(0),)),
+        (
+            "a data worker is killed and another rank is a step ahead",
+            _W,
+            3,
+            (ahead(1),),
+        ),
         (_AHEAD, _K, 2, (ahead(2),)),
     ),
     "C3": (
@@ -326,11 +371,16 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         (_FIRST, _F, 1, (first_lost,)),
     ),
     "C4": (
-        ("a rank is slow, and stays slow", "slow", 0, ()),
-        ("a rank late in 5 steps", "slow", 0, (until(13),)),
-        ("late since a run's first step", "slow", 0, (since(9), in_order(0, 1, 2, 3))),
+        ("a rank is slow and stays slow", "slow", 0, ()),
+        ("a rank is late in the last 5 steps", "slow", 0, (until(13),)),
         (
-            "late up to the newest step, in which it is as fast as the others",
+            "a rank is late since a run's first step",
+            "slow",
+            0,
+            (since(9), in_order(0, 1, 2, 3)),
+        ),
+        (
+            "a rank was late, but not in the newest step",
             "slow",
             0,
             (own_times(20, 0.1, 0.1, 0.1, 0.1),),
@@ -339,33 +389,43 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         (_EVEN, "slow", 0, (without(0), own_times(9, 0, 0.25, 1.75, 2.125))),
         (_NOT_EVEN, "slow", 0, (without(0), own_times(9, 0, 0.25, 1.75, 1.75))),
         (_TWICE, "slow", 0, (own_times(9, 0.5, 0.5, 0.5, 1.0),)),
-        ("a rank late in 4 steps, so far", "slow", 0, (until(12),)),
-        ("one rank pauses in one step", "pause", 0, ()),
-        ("one rank paused a moment ago", "pause", 0, (until(9),)),
-        ("a healthy run", "healthy", 0, ()),
-        ("a slow rank, and another is killed", _K, 2, (_SLOW,)),
-        ("a slow rank, and a weight differs", "desync", 15, (_SLOW,)),
+        ("a rank is late in only 4 steps so far", "slow", 0, (until(12),)),
+        ("a rank pauses in one step", "pause", 0, ()),
+        ("a rank paused a moment ago", "pause", 0, (until(9),)),
+        ("nothing is wrong", "healthy", 0, ()),
+        ("a rank is slow and another is killed", _K, 2, (_SLOW,)),
+        ("a rank is slow and a weight differs", "desync", 15, (_SLOW,)),
     ),
     "C5": (
-        ("killed, without a checkpoint", _K, 12, (unsaved,)),
-        ("killed, and the newest checkpoint is torn", "killed_and_torn", 6, ()),
-        ("stopped on request; the newest checkpoint is torn", "torn", 7, ()),
-        ("a nan, and the checkpoint before it is torn", "nan", 20, (refused(2, 5),)),
-        ("a slow rank, and a torn checkpoint", "torn", 7, (_SLOW,)),
-        ("two torn checkpoints", "torn", 12, (refused(1, 10),)),
+        ("a rank is killed and there is no checkpoint", _K, 12, (unsaved,)),
         (
-            "three torn checkpoints; the newest is the second in the log",
+            "a rank is killed and the newest checkpoint is torn",
+            "killed_and_torn",
+            6,
+            (),
+        ),
+        ("a run stops on request and its newest checkpoint is torn", "torn", 7, ()),
+        (
+            "a rank gets a nan and the checkpoint before it is torn",
+            "nan",
+            20,
+            (refused(2, 5),),
+        ),
+        ("a rank is slow and a checkpoint is torn", "torn", 7, (_SLOW,)),
+        ("two checkpoints are torn", "torn", 12, (refused(1, 10),)),
+        (
+            "three checkpoints are torn and the newest is second in the log",
             "torn",
             17,
             (refused_first(1, 10), refused(2, 5)),
         ),
-        ("frozen, and a torn checkpoint", _F, 6, (refused(0, 10),)),
+        ("a rank is frozen and a checkpoint is torn", _F, 6, (refused(0, 10),)),
     ),
 }
 """By clause: what it is, the recorded run, the steps lost, and changes to the run."""
 _NOT_SLOW = {
-    "a rank late in 4 steps, so far",
-    "late up to the newest step, in which it is as fast as the others",
+    "a rank is late in only 4 steps so far",
+    "a rank was late, but not in the newest step",
     _TWICE,
     _NOT_EVEN,
 }

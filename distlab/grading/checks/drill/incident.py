@@ -14,6 +14,7 @@ from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.terminal import enumerated
 
 TASK = "drill.incident"
 _NAMES = Incident._fields
@@ -24,7 +25,7 @@ def analyze(context: RankContext, unit: ModuleType, seed: int, name: str) -> lis
     """What incident returns for each drill of a clause."""
     results = []
     for drill in drills(seed)[name]:
-        with in_call(f"incident, {drill.what}"):
+        with in_call(f"incident when {drill.what}"):
             answer = unit.incident(list(drill.run.reports), list(drill.run.events))
             results.append(_read(answer))
     return results
@@ -32,12 +33,12 @@ def analyze(context: RankContext, unit: ModuleType, seed: int, name: str) -> lis
 
 def _read(answer: Any) -> Told:
     if answer is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         what, rank, step, action, lost = answer
         return Incident(str(what), int(rank), int(step), str(action), int(lost))
     except (TypeError, ValueError):
-        return f"returns {answer!r:.60}, not an Incident"
+        return f"returned {answer!r:.60}, expected an Incident"
 
 
 # ── mistakes ────────────────────────────────────────────────────────────────────────
@@ -223,11 +224,15 @@ MISTAKES = (
 
 def _sentence(what: str, expected: Incident, answer: Incident) -> str:
     """What is wrong; if it is the cause, then no more, as the rest follows from it."""
-    *found, last = _differences(expected, answer)
+    wrong = list(_differences(expected, answer))
     if answer.what != expected.what:
-        return f"{what}: incident returns {(*found, last)[0]}"
-    first = f"{', '.join(found)} and " if found else ""
-    return f"{what}: incident returns {first}{last}"
+        wrong = wrong[:1]
+    if [name for name, _, _ in wrong] == ["rank"] and expected.rank >= 0:
+        (_, right, told), *_ = wrong
+        return f"when {what}, `incident` blamed rank {told}, expected rank {right}"
+    got = enumerated(f"{name}={told!r}" for name, _, told in wrong)
+    due = enumerated(repr(right) for _, right, _ in wrong)
+    return f"when {what}, `incident` returned {got}, expected {due}"
 
 
 def _judge(name: str, runs: Runs) -> str | None:
@@ -239,7 +244,7 @@ def _judge(name: str, runs: Runs) -> str | None:
     results = worked_out(runs, on_ranks(analyze, name=name)).values[0]
     for drill, answer in zip(drills(runs.seed)[name], results, strict=True):
         if isinstance(answer, str):
-            raise NotYetError(f"{drill.what}: incident {answer}")
+            raise NotYetError(f"when {drill.what}, `incident` {answer}")
         answer = Incident(*answer)  # a named tuple comes from a rank as a plain one
         if answer == drill.expected:
             continue
@@ -253,10 +258,13 @@ def _judge(name: str, runs: Runs) -> str | None:
     return None
 
 
-def _differences(expected: Incident, answer: Incident) -> Iterator[str]:
-    for name, right, given_value in zip(_NAMES, expected, answer, strict=True):
-        if right != given_value:
-            yield f"{name}={given_value!r} instead of {right!r}"
+def _differences(
+    expected: Incident, answer: Incident
+) -> Iterator[tuple[str, object, object]]:
+    """The name of a field, what it should be, and what it is."""
+    for name, right, told in zip(_NAMES, expected, answer, strict=True):
+        if right != told:
+            yield name, right, told
 
 
 for _name in ("C1", "C2", "C3", "C4", "C5"):
