@@ -20,6 +20,7 @@ from distlab.grading.runs import Runs, RunSpec, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import enumerated
 
 Plan = list[list[int]]
 """The numbers of each rank's samples."""
@@ -43,11 +44,11 @@ def in_call(call: str) -> Iterator[None]:
 def numbers(value: Any, limit: int) -> list[int] | str:
     """A list, tensor or the like as plain numbers, or what is wrong with it."""
     if value is None:
-        return "gives None: is a return missing?"
+        return "gives None, expected a list of sample numbers"
     if isinstance(value, torch.Tensor):
-        return "gives a tensor; .tolist() makes a list of ints of it"
+        return "gives a tensor, expected a list of ints: .tolist() makes one"
     if not hasattr(value, "__len__"):
-        return f"gives a {type(value).__name__}, which has no length; make it a list"
+        return f"gives a {type(value).__name__}, which has no length, expected a list"
     return taken(value, limit)
 
 
@@ -56,13 +57,13 @@ def taken(values: Any, limit: int) -> list[int] | str:
     found = []
     for item in islice(values, limit + 1):
         if isinstance(item, torch.Tensor):
-            return f"gives {item!r:.40}, not an int; .tolist() makes ints of a tensor"
+            return f"contains {item!r:.40}, expected ints: .tolist() makes them"
         try:
             found.append(operator.index(item))
         except TypeError:
-            return f"gives {item!r:.40}, which is not the number of a sample"
+            return f"contains {item!r:.40}, expected ints"
     if len(found) > limit:
-        return f"gives more than {limit} numbers; does the loop end?"
+        return f"contains more than {limit} numbers: does the loop end?"
     return found
 
 
@@ -121,15 +122,17 @@ def listed(plan: Sequence[int]) -> str:
 
 def named(numbers: Sequence[int]) -> str:
     """The first few samples, in words."""
-    more = " …" if len(numbers) > 4 else ""
     plural = "s" if len(numbers) > 1 else ""
-    return f"sample{plural} {' '.join(map(str, numbers[:4]))}{more}"
+    if len(numbers) > 4:
+        return f"samples {', '.join(map(str, numbers[:3]))} …"
+    return f"sample{plural} {enumerated(numbers)}"
 
 
-def on(num_samples: int, world_size: int) -> str:
-    """The setting, in words."""
+def on(num_samples: int, world_size: int, *, drop_last: bool = False) -> str:
+    """The setting, in words: "with 10 samples on 4 ranks"."""
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    return f"{_count(num_samples)} on {ranks}"
+    dropping = " and drop_last=True" * drop_last
+    return f"with {_count(num_samples)} on {ranks}{dropping}"
 
 
 def share_of(num_samples: int, world_size: int, drop_last: bool) -> int:
@@ -145,9 +148,11 @@ def expect_even(plans: Plan, num_samples: int, drop_last: bool) -> NotYetError |
     if len(set(counts)) == 1:
         return None
     most, least = counts.index(max(counts)), counts.index(min(counts))
+    n = len(plans)
     return NotYetError(
-        f"{on(num_samples, len(plans))}{', drop_last' * drop_last}: rank {most} gets "
-        f"{counts[most]}, rank {least} only {counts[least]}",
+        f"{on(num_samples, n, drop_last=drop_last)}, rank {most} gets "
+        f"{_count(counts[most])} and rank {least} only {counts[least]}, expected "
+        f"{share_of(num_samples, n, drop_last)} on each",
         slug="uneven-shards",
         evidence=table(plans),
         rule="every rank takes part in every step: all ranks need equally many samples",
@@ -159,20 +164,22 @@ def expect_shared(
 ) -> NotYetError | None:
     """The right samples, and no more repeats than needed; equally many per rank."""
     n = len(plans)
-    setting = f"{on(num_samples, n)}{', drop_last' if drop_last else ''}{what}"
+    setting = f"{on(num_samples, n, drop_last=drop_last)}{what}"
     counts = Counter(number for plan in plans for number in plan)
     unknown = sorted(set(counts) - set(range(num_samples)))
     if unknown:
+        rank = next(r for r, plan in enumerate(plans) if unknown[0] in plan)
         return NotYetError(
-            f"{setting}: there is no sample {unknown[0]}; they are 0 … "
-            f"{num_samples - 1}",
+            f"{setting}, rank {rank} gets sample {unknown[0]}, expected only samples "
+            f"from 0 to {num_samples - 1}",
             evidence=table(plans),
             rule="check the last index of the last rank and the first index of rank 0",
         )
     has_all = share_of(num_samples, n, drop_last) == num_samples
     if not has_all and all(set(p) == set(range(num_samples)) for p in plans):
         return NotYetError(
-            f"{setting}: every rank has all samples, so nothing is sharded",
+            f"{setting}, every rank gets all samples, expected "
+            f"{share_of(num_samples, n, drop_last)} on each",
             slug="not-sharded",
             evidence=table(plans),
             rule="rank and world_size determine this rank's shard",
@@ -190,14 +197,15 @@ def _dropped(
     repeat = next((number for number, times in counts.items() if times > 1), None)
     if repeat is not None:
         return NotYetError(
-            f"{setting}: sample {repeat} is on {_ranks_with(plans, repeat)}",
+            f"{setting}, sample {repeat} is on {_ranks_with(plans, repeat)}, expected "
+            "no sample twice",
             evidence=table(plans),
             rule="with drop_last ranks get fewer samples; no sample is repeated",
         )
     if len(missing) != wanted:
         return NotYetError(
-            f"{setting}: no rank has {_count(len(missing))} ({listed(missing)}); "
-            f"dropping {wanted} is enough",
+            f"{setting}, {_count(len(missing))} ({listed(missing)}) "
+            f"{'is' if len(missing) == 1 else 'are'} dropped, expected {wanted}",
             evidence=table(plans),
             rule="keep the largest number of samples that n divides",
         )
@@ -211,29 +219,30 @@ def _padded(
     often = max(counts, key=lambda number: counts[number], default=0)
     if missing and not repeats:
         return NotYetError(
-            f"{setting}: no rank has {named(missing)}",
+            f"{setting}, no rank gets {named(missing)}, expected every sample on some "
+            "rank",
             slug="remainder-lost" if len(missing) < len(plans) else "",
             evidence=table(plans),
             rule="without drop_last every sample is on some rank",
         )
     if missing:
         return NotYetError(
-            f"{setting}: no rank has {named(missing)}, while sample {often} is on "
-            f"{_ranks_with(plans, often)}",
+            f"{setting}, no rank gets {named(missing)}, but sample {often} occurs "
+            f"{times(counts[often])}, expected every sample",
             evidence=table(plans),
             rule="without drop_last every sample is on some rank",
         )
     if repeats != wanted:
         return NotYetError(
-            f"{setting}: {_count(repeats)} are repeated; {wanted} repeats are enough",
+            f"{setting}, padding repeats {_count(repeats)}, expected {wanted}",
             evidence=table(plans),
             rule="pad to the next multiple of n, and no further",
         )
     rare = min(counts, key=lambda number: counts[number])
     if counts[often] - counts[rare] > 1:
         return NotYetError(
-            f"{setting}: sample {often} occurs {counts[often]} times, sample "
-            f"{rare} {_times(counts[rare])}",
+            f"{setting}, sample {often} occurs {times(counts[often])} and sample "
+            f"{rare} {times(counts[rare])}, expected a difference of at most 1",
             slug="padding-repeats-one",
             evidence=table(plans),
             rule="spread the repeats over the samples: counts may differ by at most 1",
@@ -244,7 +253,7 @@ def _padded(
 def _ranks_with(plans: Plan, number: int) -> str:
     ranks = [str(r) for r, plan in enumerate(plans) for n in plan if n == number]
     if len(set(ranks)) == 1:
-        return f"rank {ranks[0]}, {_times(len(ranks))}"
+        return f"rank {ranks[0]}, {times(len(ranks))}"
     if len(ranks) > 4:
         return f"ranks {', '.join(ranks[:3])} and {len(ranks) - 3} more"
     return f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
@@ -254,5 +263,6 @@ def _count(count: int) -> str:
     return "1 sample" if count == 1 else f"{count} samples"
 
 
-def _times(count: int) -> str:
+def times(count: int) -> str:
+    """How often, in words."""
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"

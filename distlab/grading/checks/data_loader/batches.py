@@ -19,11 +19,13 @@ from distlab.grading.kit.plans import (
     listed,
     named,
     on,
+    times,
     worked_out,
 )
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import enumerated
 
 
 @clause("data_loader.loader", "C1", worlds=(1,), runs=[on_ranks(work_out_batches)])
@@ -44,20 +46,23 @@ def steps_are_those_of_one_process(runs: Runs) -> str | None:
     (alone,) = cases[0]["plans"][1]
     if [number for batch in alone for number in batch] == list(range(SAMPLES[0][0])):
         raise NotYetError(
-            "the batches have the samples in their own order, 0 1 2 …: not shuffled",
+            f"{on(SAMPLES[0][0], 1)}, the batches have the samples in their own order, "
+            "0 1 2 …, expected them shuffled",
             evidence=_steps([alone]),
             rule="self._order() is the shuffle of this epoch",
         )
     if cases[0]["plans"][1] == cases[1]["plans"][1]:
         raise NotYetError(
-            "epoch 1 has the batches of epoch 0",
+            f"{on(SAMPLES[0][0], 1)}, epoch 1 has the batches of epoch 0, expected "
+            "another shuffle",
             slug="epoch-ignored",
             rule="self._order() is the shuffle of this epoch",
         )
     (alone,) = cases[-1]["plans"][1]
     if [number for batch in alone for number in batch] != list(range(SAMPLES[0][0])):
         raise NotYetError(
-            "with shuffle=False the batches do not have the samples in their order",
+            "with shuffle=False, the batches don't have the samples in their own "
+            "order, expected 0 1 2 …",
             evidence=_steps([alone]),
             rule="self._order() is the order of this epoch, shuffled or not",
         )
@@ -70,7 +75,7 @@ def _readable(case: dict[str, Any], n: int) -> list[Batches]:
     for rank, batches in enumerate(case["plans"][n]):
         if isinstance(batches, str):
             raise NotYetError(
-                f"{on(case['samples'], n)}: on rank {rank} batches() {batches}",
+                f"{on(case['samples'], n)}, batches() on rank {rank} {batches}",
                 slug="not-reproducible" if batches == CHANGES else "",
                 rule="return one list of sample numbers for each step",
                 fatal=True,
@@ -80,14 +85,14 @@ def _readable(case: dict[str, Any], n: int) -> list[Batches]:
 
 def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | None:
     """Of a single rank: full batches, the rest in the last one, every sample once."""
-    setting = f"{on(num_samples, 1)}, global batch {size}"
+    setting = _setting(num_samples, 1, size)
     sizes = list(map(len, alone))
     full, rest = divmod(num_samples, size)
     evidence = _steps([alone])
     if rest and sizes == [size] * full:
         return NotYetError(
-            f"{setting}: {full} steps, and {rest} left over; the last, smaller batch "
-            "is missing",
+            f"{setting}, the last, smaller batch of {rest} is missing, expected "
+            f"{full + 1} batches",
             slug="last-batch-dropped",
             evidence=evidence,
             rule="keep the last batch of an epoch, even if it is smaller",
@@ -96,13 +101,14 @@ def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | N
     if everything != list(range(num_samples)):
         wrong = _odd_one(everything, num_samples)
         return NotYetError(
-            f"{setting}: {wrong}",
+            f"{setting}, {wrong}",
             evidence=evidence,
             rule="an epoch has every sample once",
         )
     if sizes != [size] * full + [rest] * bool(rest):
         return NotYetError(
-            f"{setting}: the batches have {listed(sizes)} samples",
+            f"{setting}, the batches have {listed(sizes)} samples, expected "
+            f"{listed([size] * full + [rest] * bool(rest))}",
             evidence=evidence,
             rule=f"steps of {size} samples, and the remaining samples in the last step",
         )
@@ -111,10 +117,16 @@ def _one_process(num_samples: int, size: int, alone: Batches) -> NotYetError | N
 
 def _odd_one(everything: list[int], num_samples: int) -> str:
     for number in range(num_samples):
-        times = everything.count(number)
-        if times != 1:
-            return f"sample {number} is in {times or 'none'} of the batches"
-    return f"there is no sample {max(everything)}"
+        count = everything.count(number)
+        if count != 1:
+            often = f"{times(count)} in" if count else "in none of"
+            return f"sample {number} is {often} the batches, expected it once"
+    odd = max(everything)
+    return f"the batches have sample {odd}, expected only 0 to {num_samples - 1}"
+
+
+def _setting(num_samples: int, n: int, size: int) -> str:
+    return f"{on(num_samples, n)} and global_batch_size={size}"
 
 
 # ── several ranks against one process ───────────────────────────────────────────────
@@ -124,7 +136,7 @@ def _together(
     case: dict[str, Any], alone: Batches, plans: list[Batches]
 ) -> NotYetError | None:
     num_samples, size, n = case["samples"], case["size"], len(plans)
-    setting = f"{on(num_samples, n)}, global batch {size}"
+    setting = _setting(num_samples, n, size)
     first = [len(plan[0]) if plan else 0 for plan in plans]
     if first == [size] * n and size < num_samples:
         return _too_large(plans, alone, setting, size)
@@ -134,7 +146,7 @@ def _together(
         return failure
     for step, batch in enumerate(alone):
         parts = [plan[step] for plan in plans]
-        failure = _unlike(parts, batch, f"{setting}, step {step}", plans, alone)
+        failure = _unlike(parts, batch, f"{setting} in step {step}", plans, alone)
         if failure:
             return failure
     return None
@@ -146,14 +158,15 @@ def _too_large(
     together = {number for plan in plans for number in plan[0]}
     if len(together) == size:
         return NotYetError(
-            f"{setting}: every rank has the full global batch",
+            f"{setting}, every rank takes the full global batch, expected one shard of "
+            "it on each",
             slug="not-sharded",
             evidence=_steps(plans),
             rule="shard each global batch: every rank has one shard of it",
         )
     return NotYetError(
-        f"{setting}: each rank takes {size} samples in a step, so the ranks together "
-        f"take {size * len(plans)}",
+        f"{setting}, each rank takes {size} samples in a step, {size * len(plans)} "
+        f"in all, expected {size} in all",
         slug="batch-grows-with-ranks",
         evidence=_steps(plans),
         rule="global_batch_size counts the samples of all ranks together",
@@ -180,8 +193,8 @@ def _shared_out_first(
         return None
     steps = [len(plan[0]) for plan in plans if plan]
     return NotYetError(
-        f"{setting}: each rank has its shard of the epoch and splits the shard into "
-        f"batches of {max(steps, default=0)}; no step is one global batch",
+        f"{setting}, each rank splits its shard of the epoch into batches of "
+        f"{max(steps, default=0)}, expected a shard of each global batch",
         slug="cut-after-sharding",
         evidence=_steps(plans),
         rule="split the order into global batches first; then shard each of them",
@@ -195,8 +208,8 @@ def _loops_end_together(
     if len(set(steps)) > 1:
         most, least = steps.index(max(steps)), steps.index(min(steps))
         return NotYetError(
-            f"{setting}: rank {most} has {steps[most]} steps, rank {least} only "
-            f"{steps[least]}: the other ranks would wait forever",
+            f"{setting}, rank {most} has {steps[most]} steps but rank {least} only "
+            f"{steps[least]}, expected {len(alone)} on every rank",
             slug="uneven-shards",
             evidence=_steps(plans),
             rule="a rank without samples in a step gets an empty batch",
@@ -204,7 +217,8 @@ def _loops_end_together(
     if steps[0] != len(alone):
         in_first = sum(len(plan[0]) for plan in plans if plan)
         return NotYetError(
-            f"{setting}: {steps[0]} steps; a single process has {len(alone)}",
+            f"{setting}, each rank has {steps[0]} steps, expected {len(alone)}, as a "
+            "single process has",
             slug="cut-after-sharding" if in_first == len(alone[0]) else "",
             evidence=_steps(plans),
             rule="len(loader) steps on every rank",
@@ -219,7 +233,7 @@ def _unlike(
     if together != sorted(batch):
         slug, difference = _difference(together, batch, plans, alone)
         return NotYetError(
-            f"{setting}: {difference}",
+            f"{setting}, {difference}",
             slug=slug,
             evidence=_step(parts),
             rule=f"a single process has {listed(batch)} in this step",
@@ -227,8 +241,8 @@ def _unlike(
     sizes = list(map(len, parts))
     if max(sizes) - min(sizes) > 1:
         return NotYetError(
-            f"{setting}: the shards have {listed(sizes)} samples; they may differ by "
-            "at most 1",
+            f"{setting}, the shards have {enumerated(sizes)} samples, expected sizes "
+            "that differ by at most 1",
             slug="lopsided-parts",
             evidence=_step(parts),
             rule="the largest shard determines the time of the step",
@@ -245,19 +259,22 @@ def _difference(
     if extra:
         everything = {number for plan in plans for part in plan for number in part}
         is_all = everything == set(range(sum(map(len, alone))))
-        others = f"the ranks have {named(extra)} of another step"
-        without = f", and not {named(missing)}" if missing else ""
-        return "cut-after-sharding" if is_all else "", others + without
+        others = f"the ranks have {named(extra)} of another step, expected "
+        instead = named(missing) if missing else "only this step's samples"
+        return "cut-after-sharding" if is_all else "", others + instead
     twice = [number for number in together if together.count(number) > 1]
     if not missing:
         return (
             "batch-padded",
-            f"sample {twice[0]} counts {together.count(twice[0])} times",
+            f"the ranks have sample {twice[0]} {times(together.count(twice[0]))}, "
+            "expected each sample once",
         )
     no_rank = f"no rank has {named(missing)}"
+    expected = ", expected each sample of the global batch once"
     if twice:
-        return "", f"{no_rank}, while {twice[0]} is on several ranks"
-    return "remainder-lost" if len(missing) < len(plans) else "", no_rank
+        no_rank += f", but {twice[0]} is there {times(together.count(twice[0]))}"
+        return "", no_rank + expected
+    return "remainder-lost" if len(missing) < len(plans) else "", no_rank + expected
 
 
 def _steps(plans: list[Batches]) -> tuple[Evidence, ...]:

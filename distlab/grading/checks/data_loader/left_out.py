@@ -19,7 +19,7 @@ def expect_all_are_read(cases: list[Case]) -> None:
         NotYetError: it is not left to the shuffle.
     """
     for drop_last, count, what in (
-        (True, 0, "on no rank"),
+        (True, 0, "dropped"),
         (False, 2, "repeated"),
     ):
         found = [
@@ -34,10 +34,11 @@ def expect_all_are_read(cases: list[Case]) -> None:
         ]
         if found and all(sets == [sets[0]] * EPOCHS for _, sets in found):
             case, sets = found[0]
-            setting = on(case["num_samples"], len(case["orders"][0]))
+            n = len(case["orders"][0])
+            setting = on(case["num_samples"], n, drop_last=drop_last)
             raise NotYetError(
-                f"{setting}{', drop_last' * drop_last}: in every epoch "
-                f"{named(sets[0])} {'is' if len(sets[0]) == 1 else 'are'} {what}",
+                f"{setting}, {named(sets[0])} {'is' if len(sets[0]) == 1 else 'are'} "
+                f"{what} in every epoch, expected the shuffle to choose",
                 evidence=table(case["orders"][0]),
                 rule="shuffle all samples first; then take this rank's shard",
             )

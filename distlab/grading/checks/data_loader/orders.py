@@ -111,10 +111,10 @@ def _iterated(sampler: Any, limit: int) -> tuple[list[int] | str, str]:
     before = _random_states()
     iterator = sampler.__iter__()
     if iterator is None:
-        return "gives None: is a return missing?", ""
+        return "gives None, expected an iterator", ""
     if not hasattr(iterator, "__next__"):
         kind = type(iterator).__name__
-        return f"gives a {kind}; a for loop needs an iterator: iter(…) makes one", ""
+        return f"gives a {kind}, expected an iterator: iter(…) makes one", ""
     first = next(iterator, None)
     changed = _changed(before)  # a loop's body runs now: it must find its own
     rest = taken(iterator, limit)

@@ -19,6 +19,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner.autopsy import Evidence
 
+STOPPED = on_ranks(stop_and_go_on).when("when a loader is stopped and resumed")
 COUNTS_STEPS = "num_delivered counts steps, which all ranks take together"
 
 
@@ -26,22 +27,22 @@ def _run(runs: Runs) -> Record:
     found: Record = worked_out(runs, stop_and_go_on).values[0]
     if found["state"] is not None:
         raise NotYetError(
-            f"state_dict gives {found['state']}; expected a dictionary",
+            f"state_dict returned {found['state']}, expected a dictionary",
             rule="return a dictionary: names, and the values that a new loader needs",
             fatal=True,
         )
     return found
 
 
-@clause("data_loader.resume", "C1", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
+@clause("data_loader.resume", "C1", worlds=(1,), runs=[STOPPED])
 def goes_on_with_the_next(runs: Runs) -> str | None:
     """The stream of samples is the one without the stop."""
     found = _gone_on(runs)
     for case in (*found["same"], *found["over"], *found["used"]):
         if case["refused"]:
             raise NotYetError(
-                f"{_setting(case)}, a new loader with the same settings raises "
-                f"ValueError: {case['refused']:.60}",
+                f"{_setting(case)}, a new loader with the same settings refused the "
+                f'state ("{case["refused"]:.60}"), expected it to continue',
                 rule="refuse only a state with another data size, batch size, "
                 "shuffle or seed",
                 fatal=True,
@@ -54,8 +55,8 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
                 raise _not_next(case, rank, rest, whole, stop)
         if case["later"] != case["others"][EPOCH + 1]:
             raise NotYetError(
-                f"{_setting(case)}: the rest of the epoch is right, but the next epoch "
-                "is not complete",
+                f"{_setting(case)}, the new loader delivers the rest of the epoch, but "
+                "not all of the next epoch, expected every batch there",
                 evidence=_rows(0, case["later"], case["others"][EPOCH + 1]),
                 rule="the loaded position applies to one epoch only",
             )
@@ -95,35 +96,37 @@ def _named(
     if rank == 0 and rest == start[stop:] and stop and rest:
         return (
             "state-without-epoch",
-            "the new loader continues in epoch 0",
+            f"the new loader continues in epoch 0, expected epoch {EPOCH}",
             "the order depends on the epoch: save the epoch in the state",
         )
     if rank == 0 and rest == start:
         return (
             "resume-restarts-epoch",
-            "the new loader begins with epoch 0, as if no state had been loaded",
+            "the new loader begins epoch 0, as if without a state, expected the rest "
+            f"of epoch {EPOCH}",
             "load_state_dict must set the epoch and the position",
         )
     if stop and rest == whole:
         return (
             "resume-restarts-epoch",
-            "the new loader restarts the epoch",
+            f"the new loader restarts the epoch, expected step {stop} next",
             "save the position in the state, and set it in load_state_dict",
         )
     if stop and rest == whole[stop - 1 :]:
         return (
             "resume-off-by-one",
-            "the last batch before the stop is repeated",
+            f"the new loader repeats the last batch, expected step {stop}",
             "num_delivered counts all batches that were returned, the last included",
         )
     if rest == whole[stop + 1 :] and stop < STEPS:
         return (
             "resume-off-by-one",
-            "one batch is skipped",
+            f"the new loader skips a batch, expected step {stop}",
             "num_delivered is the index of the next batch: indices start at 0",
         )
     if stop == STEPS:
-        sentence = f"the new loader still gives {len(rest)} batches, expected none"
+        batches = "1 batch" if len(rest) == 1 else f"{len(rest)} batches"
+        sentence = f"the new loader still gives {batches}, expected none"
         return (
             "",
             sentence,
@@ -136,7 +139,18 @@ def _named(
     if rest == whole[ahead:]:
         sentence = f"the new loader continues with step {ahead}, expected step {stop}"
         return "", sentence, COUNTS_STEPS
-    return "", f"rank {rank} does not continue with its next sample", ""
+    return "", f"rank {rank} {_first_odd(rest, whole[stop:], stop)}", ""
+
+
+def _first_odd(rest: Batches, expected: Batches, stop: int) -> str:
+    """What a rank gets in the first step in which it is not what it should be."""
+    for step, (got, right) in enumerate(zip(rest, expected, strict=False), stop):
+        if got != right:
+            return (
+                f"gets {named(got) if got else 'nothing'} in step {step}, expected "
+                f"{named(right) if right else 'nothing'}"
+            )
+    return f"gets {len(rest)} more batches, expected {len(expected)}"
 
 
 def _rows(rank: int, rest: Batches, expected: Batches) -> tuple[Evidence, ...]:
@@ -150,13 +164,14 @@ def _flat(batches: Batches) -> str:
     return listed([number for batch in batches for number in batch]) or "nothing"
 
 
-@clause("data_loader.resume", "C2", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
+@clause("data_loader.resume", "C2", worlds=(1,), runs=[STOPPED])
 def state_is_a_snapshot(runs: Runs) -> str | None:
     """Plain, its own, and refused where the order is another."""
     found = _run(runs)
     if found["json"]:
         raise NotYetError(
-            f"json cannot write the state: {found['json']}",
+            f"json.dumps can't write the state ({found['json']}), expected plain "
+            "numbers, strings, lists and dictionaries",
             slug="state-not-plain",
             rule="only numbers, strings, lists and dictionaries of them",
         )
@@ -171,34 +186,34 @@ def state_is_a_snapshot(runs: Runs) -> str | None:
         if name == "num_workers":
             if error:
                 raise NotYetError(
-                    f"a loader with other num_workers raises {error}, although its "
-                    "order is the same",
+                    f"load_state_dict raised {error} in a loader with another "
+                    "num_workers, expected it to accept: the order is the same",
                     rule="refuse only what changes the order of the samples",
                 )
         elif not error:
             raise NotYetError(
-                f"the state of a loader with another {name} is accepted, but its "
-                "position means other samples here",
+                f"load_state_dict accepted the state of a loader with another {name}, "
+                "expected a ValueError: the position means other samples",
                 slug="foreign-state-accepted",
                 rule="compare what the order depends on, and raise ValueError",
             )
         elif error != "ValueError":
             raise NotYetError(
-                f"the state of a loader with another {name} raises {error}, expected a "
-                "ValueError",
+                f"load_state_dict raised {error} for the state of a loader with "
+                f"another {name}, expected a ValueError",
                 rule="raise ValueError and name the setting that differs",
             )
         elif met["got"] != met["wanted"]:
             raise NotYetError(
-                f"the state of a loader with another {name} is refused, but afterwards "
-                "this loader gives other batches than before",
+                f"load_state_dict refused the state of a loader with another {name}, "
+                "but changed this loader's batches, expected them unchanged",
                 evidence=_rows(0, met["got"], met["wanted"]),
                 rule="compare all settings first; only then set epoch and position",
             )
     return None
 
 
-@clause("data_loader.resume", "C3", worlds=(1,), runs=[on_ranks(stop_and_go_on)])
+@clause("data_loader.resume", "C3", worlds=(1,), runs=[STOPPED])
 def fits_another_number_of_ranks(runs: Runs) -> str | None:
     """The steps after the stop are those of the new ranks without a stop."""
     found = _gone_on(runs)
@@ -206,16 +221,16 @@ def fits_another_number_of_ranks(runs: Runs) -> str | None:
         n, m = case["before"], case["after"]
         if case["refused"]:
             raise NotYetError(
-                f"load_state_dict refuses a state of {n} ranks on {m}, with "
-                f"ValueError: {case['refused']:.60}",
+                f"with {m} rank{'s' * (m > 1)}, load_state_dict refused a state saved "
+                f'with {n} ("{case["refused"]:.60}"), expected it to continue',
                 rule="the order does not depend on the number of ranks",
             )
         stop = case["stop"]
         rest, expected = _by_step(case["rest"]), _by_step(case["whole"])[stop:]
         if rest != expected:
             raise NotYetError(
-                f"{_setting(case)} on {n} rank{'s' * (n > 1)}, the new loaders on {m} "
-                f"{_what_differs(rest, expected)}",
+                f"{_setting(case)} on {n} rank{'s' * (n > 1)}, the loaders on "
+                f"{m} rank{'s' * (m > 1)} {_what_differs(rest, expected)}",
                 slug="position-per-rank",
                 evidence=[
                     (rank, "continues", _flat(batches))
@@ -225,8 +240,8 @@ def fits_another_number_of_ranks(runs: Runs) -> str | None:
             )
     if found["differing"]:
         raise NotYetError(
-            f"after the same step, ranks have different {found['differing']:.60} in "
-            "their states",
+            "after the same step, the ranks' states have different values of "
+            f'"{found["differing"]:.60}", expected one state that fits all ranks',
             rule="leave out rank, world size and all that depends on them: one state "
             "fits all ranks",
         )
@@ -248,7 +263,7 @@ def _what_differs(rest: Batches, expected: Batches) -> str:
     again = sorted(set(got) - set(wanted))
     lost = sorted(set(wanted) - set(got))
     if again:
-        return f"repeat {named(again)}"
+        return f"repeat {named(again)}, expected only the remaining ones"
     if lost:
-        return f"never return {named(lost)}"
-    return "return the remaining samples in other steps"
+        return f"never return {named(lost)}, expected all remaining ones"
+    return "return the remaining samples in other steps, expected the steps as before"

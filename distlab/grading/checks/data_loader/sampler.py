@@ -54,8 +54,9 @@ def _readable(runs: Runs) -> Iterator[Case]:
         for plans in (*chain(*first), *rest):
             if not is_readable(plans):
                 rank = next(r for r, plan in enumerate(plans) if isinstance(plan, str))
+                told = str(plans[rank]).replace("contains", "yields")
                 raise NotYetError(
-                    f"{_setting(case)}: on rank {rank} __iter__ {plans[rank]}",
+                    f"{_setting(case)}, __iter__ on rank {rank} {told}",
                     rule="yield the indices of this rank's samples",
                     fatal=True,
                 )
@@ -72,8 +73,8 @@ def _same_again(case: Case) -> NotYetError | None:
         return _straight_on(case)
     if case["moved_to"] is not None:
         return NotYetError(
-            f"{_setting(case)}: iterating changes self.epoch, in epoch 0 to "
-            f"{case['moved_to']}",
+            f"{_setting(case)}, iterating in epoch 0 sets self.epoch to "
+            f"{case['moved_to']}, expected no change",
             evidence=table(first),
             rule="only set_epoch changes the epoch; iterating does not",
         )
@@ -81,13 +82,14 @@ def _same_again(case: Case) -> NotYetError | None:
     again = again if is_used else fresh
     rank = next(r for r, plan in enumerate(first) if plan != again[r])
     sentence = (
-        f"in a second iteration without set_epoch rank {rank} gets another order"
+        f"iterating rank {rank}'s sampler twice in one epoch gives two orders, "
+        "expected the same"
         if is_used
-        else f"with the same seed and epoch rank {rank} gets other samples the next "
-        "time, so the ranks cannot share one shuffle"
+        else f"a new sampler with the same seed and epoch gives rank {rank} other "
+        "samples, expected the same"
     )
     return NotYetError(
-        f"{_setting(case)}: {sentence}",
+        f"{_setting(case)}, {sentence}",
         slug="" if is_used else "not-reproducible",
         evidence=[
             (rank, "first", _start(first[rank])),
@@ -106,8 +108,8 @@ def _straight_on(case: Case) -> NotYetError | None:
     rank = next(r for r, plan in enumerate(last) if plan != straight[r])
     epoch = len(case["orders"]) - 1
     return NotYetError(
-        f"{_setting(case)}: rank {rank} gets another order in epoch {epoch} if the "
-        "sampler was not iterated in the epochs before",
+        f"{_setting(case)}, rank {rank} gets another order in epoch {epoch} if earlier "
+        "epochs weren't iterated, expected the same order",
         evidence=[
             (rank, "after all", _start(last[rank])),
             (rank, "straight", _start(straight[rank])),
@@ -120,7 +122,7 @@ def _shared_out(case: Case) -> NotYetError | None:
     count, drop_last = case["num_samples"], case["drop_last"]
     for epoch, plans in enumerate(case["orders"]):
         failure = expect_even(plans, count, drop_last) or expect_shared(
-            plans, count, drop_last, f", epoch {epoch}"
+            plans, count, drop_last, f" in epoch {epoch}"
         )
         if failure is None:
             continue
@@ -141,8 +143,9 @@ def _goes_far(case: Case) -> NotYetError | None:
         if one == two:
             seed = case["seed"]
             return NotYetError(
-                f"{_setting(case)}: epoch {other} with seed {seed + other_shift} has "
-                f"the order of epoch {epoch} with seed {seed + shift}",
+                f"{_setting(case)}, epoch {other} with seed {seed + other_shift} has "
+                f"the order of epoch {epoch} with seed {seed + shift}, expected "
+                "another order",
                 rule="use every digit of self.seed and self.epoch",
             )
     return None
@@ -154,8 +157,8 @@ def _follows_epochs(case: Case) -> NotYetError | None:
     orders = case["orders"]
     if all(plans == [_unseeded(case["num_samples"])] for plans in orders):
         return _told_by_rank_0(
-            f"{_setting(case)}: the order is that of a generator without a seed, in "
-            "every epoch and for every self.seed",
+            f"{_setting(case)}, every epoch has the order of an unseeded "
+            "torch.Generator, expected one that depends on self.seed and self.epoch",
             orders,
             "",
             "torch.Generator() has a fixed default seed: call manual_seed",
@@ -163,18 +166,18 @@ def _follows_epochs(case: Case) -> NotYetError | None:
     alike = [pair for pair in combinations(range(EPOCHS), 2) if _equal(orders, *pair)]
     if alike:
         earlier, epoch = alike[0]
-        own = ", seed 0" * (case["seed"] == 0)
+        own = " and seed 0" * (case["seed"] == 0)
         return _told_by_rank_0(
-            f"{_setting(case)}{own}: epoch {epoch} has the order of epoch {earlier}, "
-            f"after set_epoch({epoch})",
+            f"{_setting(case)}{own}, epoch {epoch} has the order of epoch {earlier} "
+            f"even after set_epoch({epoch}), expected another order",
             orders,
             "" if own else "epoch-ignored",
             "the shuffle must depend on self.epoch" + ", for every seed" * bool(own),
         )
     if len(orders[0]) > 1 and _never_mixed(orders):
         return _told_by_rank_0(
-            f"{_setting(case)}: in every epoch rank 0 has the same samples, in another "
-            "order",
+            f"{_setting(case)}, rank 0 gets the same samples in every epoch, expected "
+            "a new choice from all samples",
             orders,
             "shuffle-inside-shards",
             "shuffle all samples first; then take this rank's shard",
@@ -183,7 +186,8 @@ def _follows_epochs(case: Case) -> NotYetError | None:
         if other != orders[epoch]:
             continue
         return NotYetError(
-            f"{_setting(case)}, epoch {epoch}: another seed gives the same order",
+            f"{_setting(case)}, another seed gives the same order in epoch {epoch}, "
+            "expected another order",
             evidence=table(orders[epoch]),
             rule="the shuffle must depend on self.seed, in every epoch; "
             "torch's CPU generator uses only the lowest 32 bits of a seed",
@@ -222,9 +226,12 @@ def _in_order(case: Case) -> NotYetError | None:
     for epoch, plans in enumerate(case["orders"]):
         ordered = all(_falls(plan) <= 1 for plan in plans)
         if ordered == case["shuffle"]:
-            how = "are not shuffled" if ordered else "are shuffled, with shuffle=False"
+            samples = f"the samples of epoch {epoch} are"
+            how = f" and shuffle=False, {samples} shuffled, expected their own order"
+            if ordered:
+                how = f", {samples} in their own order, expected them shuffled"
             return NotYetError(
-                f"{_setting(case)}: the samples of epoch {epoch} {how}",
+                f"{_setting(case)}{how}",
                 evidence=table(plans),
                 rule="self.shuffle says whether the samples are shuffled",
             )
@@ -261,11 +268,11 @@ def _length(case: Case) -> NotYetError | None:
     for place, (plan, length) in enumerate(zip(plans, case["lengths"], strict=True)):
         if length == len(plan):
             continue
-        drop = ", drop_last" if case["drop_last"] else ""
+        setting = on(case["num_samples"], n, drop_last=case["drop_last"])
         of_all = length == case["num_samples"]
         return NotYetError(
-            f"{_setting(case)}{drop}: len() says {length}, iterating gives "
-            f"{len(plan)} on rank {place % n}",
+            f"{setting}, len() of rank {place % n}'s sampler is {length}, expected "
+            f"{len(plan)}, as many samples as iterating gives",
             slug="len-of-the-whole" if of_all else "",
             rule="len() is the number of this rank's samples: rounded down, since the "
             "rest is dropped"
@@ -279,8 +286,8 @@ def _left_alone(case: Case) -> NotYetError | None:
     if not case["changed"]:
         return None
     return NotYetError(
-        f"iterating changes {case['changed']}'s global random numbers, which dropout "
-        "and augmentation draw from",
+        f"iterating the sampler changes {case['changed']}'s global random state, "
+        "which dropout and augmentation use, expected it unchanged",
         slug="global-rng-changed",
         rule="shuffle with a new torch.Generator()",
     )

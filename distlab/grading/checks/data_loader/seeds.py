@@ -87,13 +87,13 @@ def _as_seed(given: Any) -> int | str:
     try:
         number = operator.index(given)
     except TypeError:
-        return f"gives {given!r:.40}, which is no int"
+        return f"returned {given!r:.40}, expected an int"
     if isinstance(given, Tensor):
-        return f"gives {given!r:.40}, which is no int"
+        return f"returned {given!r:.40}, expected an int"
     if not -(1 << 63) <= number < 1 << 64:
         return (
-            f"gives a number of {number.bit_length()} bits; torch.manual_seed takes "
-            "at most 64 bits"
+            f"returned a number of {number.bit_length()} bits, expected at most 64 "
+            "bits, as torch.manual_seed takes"
         )
     return number
 
@@ -128,7 +128,7 @@ def _usable(seeds: dict[Place, int | str]) -> NotYetError | None:
             return NotYetError(
                 f"worker_seed {found}",
                 rule="return a smaller number: only its lowest 32 bits are used"
-                if " bits;" in found
+                if " bits," in found
                 else "return the seed as an int",
                 fatal=True,
             )
@@ -148,8 +148,7 @@ def _shared(case: dict[str, Any]) -> NotYetError | None:
     if not alike:
         return None
     one, other = _nearest(seeds, alike[0])
-    where = [_place(*key) for key in (one, other)]
-    though = "" if seeds[one] == seeds[other] else ", though their seeds differ"
+    though = "" if seeds[one] == seeds[other] else " though their seeds differ"
     rule = "the seed must depend on what differs between these two workers"
     if seeds[one] == -seeds[other] != 0:
         rule = "Python's random treats a seed and its negative alike"
@@ -158,10 +157,9 @@ def _shared(case: dict[str, Any]) -> NotYetError | None:
             "torch's CPU generator uses only the lowest 32 bits of a seed: "
             "they must differ there"
         )
-    ranks, workers, _ = case["size"]
     return NotYetError(
-        f"{ranks} ranks, {workers} data workers each: {where[0]} and {where[1]} draw "
-        f"the same random numbers{though}",
+        f"with {case['size'][0]} ranks, {_both(one, other)}{though}, expected "
+        "different ones",
         slug="worker-seeds-shared",
         evidence=[
             (key[1], f"worker {key[2]}, epoch {key[0]}", text)
@@ -191,12 +189,28 @@ def _place(epoch: int, rank: int, worker: int) -> str:
     return f"worker {worker} of rank {rank} in epoch {epoch}"
 
 
+def _both(one: Place, other: Place) -> str:
+    """Say that two workers, or one worker in two epochs, draw the same."""
+    (epoch, rank, worker), (later, other_rank, another) = one, other
+    same = "the same random numbers"
+    if (rank, worker) == (other_rank, another):
+        epochs = f"epochs {epoch} and {later}"
+        return f"worker {worker} of rank {rank} draws {same} in {epochs}"
+    if epoch != later:
+        return f"{_place(*one)} and {_place(*other)} draw {same}"
+    who = f"worker {worker} of rank {rank} and worker {another} of rank {other_rank}"
+    if rank == other_rank:
+        who = f"workers {worker} and {another} of rank {rank}"
+    return f"{who} draw {same} in epoch {epoch}"
+
+
 def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | None:
     seeds: Seeds = case["seeds"]
     for key, seed in seeds.items():
         if not seed == case["again"].get(key) == elsewhere["seeds"].get(key):
             return NotYetError(
-                f"{_place(*key)} gets another seed in a second, equal run",
+                f"{_place(*key)} gets another seed in a second, equal run, expected "
+                "the same",
                 slug="not-reproducible",
                 rule="the seed may depend only on values that a second run repeats",
             )
@@ -217,6 +231,6 @@ def _same_in_another_run(key: Place, shift: int, is_equal: bool) -> NotYetError:
     )
     return NotYetError(
         f"{_place(*key)} draws the same random numbers in a run whose seed is {shift} "
-        "larger",
+        "larger, expected different ones",
         rule="the worker's seed must depend on self.seed" if is_equal else rule,
     )

@@ -71,8 +71,8 @@ def _cases(runs: Runs) -> Iterator[tuple[Plan, int, bool]]:
         if not is_readable(shares):
             rank = next(r for r, share in enumerate(shares) if isinstance(share, str))
             raise NotYetError(
-                f"{on(num_samples, len(shares))}: on rank {rank} shard_indices "
-                f"{shares[rank]}",
+                f"{on(num_samples, len(shares))}, shard_indices on rank {rank} "
+                + str(shares[rank]).replace("contains", "gives a list with"),
                 rule="return the indices of the samples as a list",
                 fatal=True,
             )
@@ -91,11 +91,10 @@ def shares_are_even(runs: Runs) -> str | None:
             failures.append((failure, shares, num_samples, drop_last))
     if not failures:
         return None
-    first, shares, num_samples, _ = failures[0]
+    first, shares, _, _ = failures[0]
     if all(_takes_two_rounds(s, count, drop) for _, s, count, drop in failures):
         raise NotYetError(
-            f"{on(num_samples, len(shares))}: repeating every sample once is not "
-            "enough here: the last ranks get fewer samples",
+            f"{first.message}: repeating every sample once isn't enough",
             slug="padding-wraps-once",
             evidence=table(shares),
             rule="repeat the samples as often as needed",
@@ -114,8 +113,8 @@ def _expect_same_again(runs: Runs, place: int) -> None:
         return
     rank = len(shares) - 1
     raise NotYetError(
-        f"{on(case['num_samples'], len(shares))}: called twice for rank {rank}, "
-        "shard_indices gives different samples, so the shards do not fit together",
+        f"{on(case['num_samples'], len(shares))}, shard_indices gives rank {rank} "
+        "other samples in a second, equal call, expected the same",
         slug="not-reproducible",
         evidence=[(rank, "first", listed(shares[-1])), (rank, "second", listed(again))],
         rule="all ranks use the same rule; do not use random numbers here",

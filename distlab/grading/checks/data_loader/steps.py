@@ -16,7 +16,7 @@ SAMPLES = ((10, 4), (24, 8), (37, 8), (10, 3), (5, 8), (41, 16), (20, 7))
 RANKS = (2, 3, 4, 7, 8)
 EPOCHS = 2
 
-CHANGES = "gives other numbers in a second call"
+CHANGES = "gives other batches in a second call, expected the same"
 
 Batches = list[list[int]]
 """One rank's: for each step the numbers of its samples."""
@@ -72,14 +72,14 @@ def _batches(
     with in_call(f"batches(): {which}, world_size={n}, epoch={epoch}"):
         batches = loader.batches()
     if batches is None:
-        return "gives None: is a return missing?"
+        return "gives None, expected a list of batches"
     if not isinstance(batches, list | tuple):
-        return f"gives a {type(batches).__name__}; make it a list of lists"
+        return f"gives a {type(batches).__name__}, expected a list of lists"
     found = []
     for batch in batches:
         plain = numbers(batch, 4 * num_samples + 64)
         if isinstance(plain, str):
-            return f"has a batch that {plain}"
+            return f"has a batch that {plain.replace('gives', 'is', 1)}"
         found.append(plain)
     disturb(unit, rank + 5000)
     if loader.batches() != batches:

@@ -144,7 +144,10 @@ def _snapshot(make: _Maker) -> str:
     _delivered(loader, 1)
     loader.state_dict()
     if state != kept:
-        return "the state changes while its loader goes on"
+        return (
+            "a state that state_dict returned changed while its loader continued, "
+            "expected it to stay as it was"
+        )
     fresh = make(1, 2)
     try:
         fresh.load_state_dict(state)
@@ -153,7 +156,10 @@ def _snapshot(make: _Maker) -> str:
     _delivered(fresh, 1)
     fresh.state_dict()
     if state != kept:
-        return "the state that was loaded changes while the new loader goes on"
+        return (
+            "the state given to load_state_dict changed while the new loader "
+            "continued, expected it to stay as it was"
+        )
     return ""
 
 
@@ -183,9 +189,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 IN_ORDER = {"shuffle": False}
 # What the loader has that saves, and the one that loads instead of the usual settings.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "shuffle, False,": (IN_ORDER, {}),
-    "seed, 0,": ({"seed": 0}, {}),
-    "seed, both without shuffle,": (IN_ORDER, {**IN_ORDER, **CHANGES["seed"]}),
+    "shuffle (False)": (IN_ORDER, {}),
+    "seed (0)": ({"seed": 0}, {}),
+    "seed (both without shuffle)": (IN_ORDER, {**IN_ORDER, **CHANGES["seed"]}),
 }
 
 
