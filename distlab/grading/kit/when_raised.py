@@ -30,11 +30,20 @@ def finished(runs: Runs, spec: Scenario | RunSpec, kinds: Mapping[str, str]) -> 
     try:
         return runs.finished(spec)
     except NotYetError as error:
-        if error.slug != "raised":
-            raise
-        fits = (kind for words, kind in kinds.items() if words in error.message)
-        message = error.message
-        for tail in _TAILS:
-            message = message.partition(tail)[0]
-        situation = error.situation or next(fits, "")
-        raise error.but(message=message, situation=situation) from None
+        raise told(error, kinds) from None
+
+
+def told(error: NotYetError, kinds: Mapping[str, str]) -> NotYetError:
+    """The same verdict, which says what the error is about; see `finished`."""
+    if error.slug != "raised":
+        return error
+    fits = (kind for words, kind in kinds.items() if words in error.message)
+    situation = error.situation or next(fits, "")
+    return error.but(message=without_tail(error.message), situation=situation)
+
+
+def without_tail(text: str) -> str:
+    """Torch's text up to where it only repeats itself."""
+    for tail in _TAILS:
+        text = text.partition(tail)[0]
+    return text

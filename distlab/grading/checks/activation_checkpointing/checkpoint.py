@@ -13,6 +13,7 @@ from distlab.grading.checks.activation_checkpointing.special import (
     FUNCTION,
     faults_of,
     faults_of_draws,
+    unlike,
 )
 from distlab.grading.clause import clause
 from distlab.grading.runs import Runs, RunSpec, on_ranks
@@ -75,9 +76,9 @@ def _tokens(run: Any, device: torch.device) -> str:
     try:
         run(table, torch.tensor([1, 3, 3], device=device)).sum().backward()
     except RuntimeError as error:
-        return str(error)
+        return f"your code raised RuntimeError: {error}"
     if table.weight.grad is None or table.weight.grad[3, 0] != 2:
-        return "its parameters have no gradient, or a wrong gradient"
+        return "the block's parameters have no gradient or a wrong one"
     return ""
 
 
@@ -164,20 +165,20 @@ def expect_same_bits(run: Run) -> str:
     for rank, value in enumerate(run.values):
         plain, again = value["plain"], value["again"]
         if not torch.equal(plain["result"], again["result"]):
-            raise _differ(
-                run, "result", f"the result differs from block(tensor) on rank {rank}"
-            )
+            there = unlike(again["result"], plain["result"])
+            message = f"on rank {rank}, the result of the blocks {there}"
+            raise _differ(run, "result", f"{message} without checkpoint")
         if again["start"] is None:
             raise NotYetError(
-                "no gradient passes through the checkpointed blocks: the leaf tensor "
-                "before them has .grad None",
+                "after backward(), the tensor before the checkpointed blocks has .grad "
+                "None, expected a gradient that passed through them",
                 slug="gradient-chain-cut",
                 rule="backward returns the tensor's gradient at the tensor's position",
             )
         if any(gradient is None for gradient in again["gradients"]):
             raise NotYetError(
-                f"after backward(), parameters of a block have no gradient on rank "
-                f"{rank}",
+                f"after backward() on rank {rank}, parameters of the checkpointed "
+                "blocks have .grad None, expected their gradients",
                 slug="parameters-without-gradient",
                 rule="result.backward(gradient) writes the parameters' .grad; "
                 "torch.autograd.grad returns only the gradients it is asked for",
@@ -186,7 +187,7 @@ def expect_same_bits(run: Run) -> str:
             raise _wrong_gradients(run, rank)
     if run.values[0]["tokens"]:
         raise NotYetError(
-            "a block whose input is integers, such as token ids, fails in backward: "
+            "for a block whose input is integers, such as token ids, "
             f"{run.values[0]['tokens']}"[:200],
             slug="tokens-need-no-gradient",
             rule="the tensor in backward requires a gradient if forward's tensor did: "
@@ -202,7 +203,9 @@ def _past_named(error: NotYetError) -> NotYetError:
     """Torch's message says what happened, and not why."""
     if "backward through the graph a second time" not in error.message:
         return error
+    said, cut, _ = error.message.partition(" (or directly")
     return error.but(
+        message=f"{said}, expected it to end at the block's input" if cut else said,
         slug="past-not-cut",
         rule="in backward start from tensor.detach(), a leaf tensor: autograd "
         "itself runs the backward of the layers before the block",
@@ -212,8 +215,10 @@ def _past_named(error: NotYetError) -> NotYetError:
 def _expect_tensors(run: Run) -> None:
     wrong = [r for r, v in enumerate(run.values) if "wrong" in v["again"]]
     if wrong:
+        kind = run.values[wrong[0]]["again"]["wrong"]
+        what = "None" if kind == "NoneType" else f"a {kind}"
         raise NotYetError(
-            f"forward returned {run.values[wrong[0]]['again']['wrong']}, not a tensor",
+            f"a checkpointed block returned {what}, expected the block's result",
             slug="returned-none",
             rule="forward returns what the block returns",
             fatal=True,
@@ -231,17 +236,35 @@ def _wrong_gradients(run: Run, rank: int) -> NotYetError:
     found, expected = value["again"]["gradients"], value["plain"]["gradients"]
     if _alike(found, [2 * gradient for gradient in expected]):
         return _differ(
-            run, "gradients", "the parameters' gradients are 2 × the expected ones"
+            run,
+            "gradients",
+            f"on rank {rank}, the parameters' gradients are 2 × those without "
+            "checkpoint",
         )
     if _alike(found, value["ones"]):
         return _differ(
             run,
             "gradients",
-            "a block's backward starts from ones, so the incoming gradient is lost",
+            "the backward of each block starts from ones, expected it to start from "
+            "the incoming gradient",
             slug="arriving-gradient-ignored",
             rule="result.backward(gradient), with the argument of backward",
         )
-    return _differ(run, "gradients", f"the gradients are wrong on rank {rank}")
+    blocks = nn.ModuleList(make_blocks(0, 0.0))
+    names = [f"parameter {name} of the blocks" for name, _ in blocks.named_parameters()]
+    which, got, right = next(
+        (name, got, right)
+        for name, got, right in zip(
+            ["the blocks' input", *names],
+            [value["again"]["start"], *found],
+            [value["plain"]["start"], *expected],
+            strict=True,
+        )
+        if not torch.equal(got, right)
+    )
+    there = unlike(got, right)
+    message = f"on rank {rank}, the gradient of {which} {there} without checkpoint"
+    return _differ(run, "gradients", message)
 
 
 def _alike(found: list[Tensor], expected: list[Tensor]) -> bool:
@@ -307,13 +330,14 @@ def expect_same_random_numbers(run: Run) -> str:
         plain, again = value["plain"], value["again"]
         if not torch.equal(plain["result"], again["result"]):
             message = (
-                "with dropout the result differs: forward drew other random numbers"
+                f"with dropout, forward on rank {rank} drew other random numbers than "
+                "the blocks without checkpoint, expected the same ones"
             )
-            raise _differ(run, "result", f"{message} on rank {rank}")
+            raise _differ(run, "result", message)
         if not _same_gradients(plain, again):
             raise NotYetError(
-                f"with dropout the gradients are wrong on rank {rank}: the second run "
-                "used another dropout mask",
+                f"with dropout, the second run of a block on rank {rank} used another "
+                "dropout mask than the first, expected the same one",
                 slug="recomputed-with-other-numbers",
                 rule=AGAIN,
             )
@@ -329,8 +353,8 @@ def expect_same_random_numbers(run: Run) -> str:
 
 def _moved(rank: int, where: str) -> NotYetError:
     return NotYetError(
-        f"on rank {rank}, random numbers drawn after {where} differ from those without "
-        "checkpoint",
+        f"after {where} on rank {rank}, torch.rand gives other numbers than without "
+        "checkpoint, expected the same ones",
         slug="random-numbers-moved",
         rule=AGAIN,
     )
@@ -370,14 +394,14 @@ def expect_inputs_only(run: Run) -> str:
         )
         raise NotYetError(
             f"between forward and backward, autograd keeps {again['held']} bytes, "
-            f"expected {STORED}: the inputs of the {BLOCKS} blocks{some}",
+            f"expected only the inputs of the {BLOCKS} blocks, {STORED} bytes{some}",
             slug="" if some else "recompute-kept-all",
             rule="keep the block's input, and recompute the rest",
         )
     if (forward, both) != (BLOCKS, 2 * BLOCKS):
         raise NotYetError(
-            f"the {BLOCKS} blocks ran {forward} times in forward and {both - forward} "
-            f"times in backward, expected {BLOCKS} times each",
+            f"forward ran the {BLOCKS} blocks {forward} times and backward ran them "
+            f"{both - forward} times, expected each block once in each",
             rule="run it once without a graph, and once with a graph",
         )
     share = again["held"] / plain["held"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
+from distlab.grading.kit import when_raised
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.kit.values import Suspect, brief, expect_values
@@ -22,6 +23,10 @@ from distlab.saved_tensors import SavedTensors
 FACTORS = ((3.0, 5.0), (1.0, -2.0), (0.1, 0.7), (-0.5, -0.5), (2.0, 0.0))
 SHAPES = (((), "float32"), ((2,), "bfloat16"), ((0, 3), "float64"))
 TWO = (2.0, 0.25)  # the factors there: exact in every dtype
+KINDS = {
+    "view size": "for a tensor that is a transposed view",
+    "0-d": "for a tensor of shape []",
+}
 RULE_BACK = "gradient * backward_factor for the tensor, None for the two numbers"
 
 
@@ -43,7 +48,8 @@ def scale_and_back(
             outer = unit.Scale.apply(inner, forth, back)
         if not isinstance(outer, Tensor):
             what = type(outer).__name__
-            return [{"wrong": f"Scale.apply returns {what}, which is no tensor"}]
+            what = "None" if outer is None else f"a {what}"
+            return [{"wrong": f"Scale.apply returned {what}, expected a tensor"}]
         case = {
             "given": before,
             "outer": outer.detach().clone(),
@@ -75,9 +81,15 @@ def _special(
     if not isinstance(made, Tensor):
         return given, given, "no tensor"  # told of the first pair of factors
     if made.dtype != given.dtype or made.shape != given.shape:
-        return given, made, f"{_kind(given)} became {_kind(made)}"
-    is_right = torch.equal(made, TWO[0] * given)
-    return given, made, "" if is_right else _became(given, made)
+        kinds = _kind(given), _kind(made)
+        fault = (
+            f"forward turned a {kinds[0]} into a {kinds[1]}, expected no such change"
+        )
+        return given, made, fault
+    expected = TWO[0] * given
+    fault = f"forward turned {brief(given, 3)} into {brief(made, 3)}"
+    is_right = torch.equal(made, expected)
+    return given, made, "" if is_right else f"{fault}, expected {brief(expected, 3)}"
 
 
 def _special_back(given: Tensor, made: Tensor) -> str:
@@ -88,15 +100,15 @@ def _special_back(given: Tensor, made: Tensor) -> str:
     if made.requires_grad:
         made.backward(arriving)
     is_right = given.grad is not None and torch.equal(given.grad, expected)
-    return "" if is_right else _became(expected / TWO[1], given.grad)
-
-
-def _became(before: Tensor, after: Tensor | None) -> str:
-    return f"{_kind(before)} {brief(before)} became {brief(after)}"
+    fault = (
+        f"backward turned the incoming {brief(arriving, 3)} into {brief(given.grad, 3)}"
+    )
+    return "" if is_right else f"{fault}, expected {brief(expected, 3)}"
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} tensor of shape {list(tensor.shape)}"
 
 
 def _back(case: dict[str, Any], given: Tensor, outer: Tensor) -> None:
@@ -133,17 +145,26 @@ def forward_scales(runs: Runs) -> str | None:
                 (
                     "factors-swapped",
                     given * back,
-                    "forward used the factor of backward",
+                    "forward multiplied by backward_factor, expected forward_factor",
                 ),
-                ("", given, "forward returned the tensor unchanged"),
-                ("", given * forth * back, "forward used both factors"),
+                (
+                    "",
+                    given,
+                    "forward returned the tensor unchanged, expected it times "
+                    "forward_factor",
+                ),
+                (
+                    "",
+                    given * forth * back,
+                    "forward multiplied by both factors, expected forward_factor alone",
+                ),
             )
         ],
         rule="tensor * forward_factor",
     )
     if any(case["changed"] for case in cases):
         raise NotYetError(
-            "forward modified its argument",
+            "forward modified its argument, expected a new tensor",
             slug="input-changed",
             rule="tensor * factor is a new tensor, tensor *= factor works in place",
         )
@@ -151,14 +172,14 @@ def forward_scales(runs: Runs) -> str | None:
     same = [forth for case, (forth, _) in pairs if case["shared"]]
     if same:
         raise NotYetError(
-            f"with forward_factor {same[0]:g} forward returns a tensor that shares its "
-            "argument's memory, expected a new tensor",
+            f"with forward_factor {same[0]:g}, forward returned a tensor that shares "
+            "its argument's memory, expected a new tensor",
             slug="nothing-copied",
             rule="tensor * forward_factor returns a new tensor, also for the factor 1",
         )
     for change in filter(None, cases[0]["special"]):
         raise NotYetError(
-            f"with forward_factor {TWO[0]:g} {change}",
+            f"with forward_factor {TWO[0]:g}, {change}",
             rule="tensor * forward_factor keeps shape and dtype",
         )
     return f"{len(FACTORS)} pairs of factors"
@@ -175,7 +196,8 @@ def backward_scales(runs: Runs) -> str | None:
     cases = _cases(runs, "C2")
     if any(case.get("gradient") is None for case in cases):
         raise NotYetError(
-            "no gradient passes Scale: the leaf tensor before it has .grad None",
+            "after backward(), the tensor before Scale has .grad None, expected the "
+            "incoming gradient times backward_factor",
             slug="gradient-chain-cut",
             rule=RULE_BACK,
         )
@@ -183,9 +205,22 @@ def backward_scales(runs: Runs) -> str | None:
     forth, back = (_column(index) for index in (0, 1))
     arriving = 2.0 * torch.stack([case["outer"] for case in cases])
     guesses = (
-        ("factors-swapped", arriving * forth, "backward used the factor of forward"),
-        ("", arriving, "backward passed on the incoming gradient unchanged"),
-        ("", arriving * back * forth, "backward used both factors"),
+        (
+            "factors-swapped",
+            arriving * forth,
+            "backward multiplied by forward_factor, expected backward_factor",
+        ),
+        (
+            "",
+            arriving,
+            "backward returned the incoming gradient unchanged, expected it times "
+            "backward_factor",
+        ),
+        (
+            "",
+            arriving * back * forth,
+            "backward multiplied by both factors, expected backward_factor alone",
+        ),
         (
             "factor-of-last-call",
             arriving * FACTORS[-1][1],
@@ -195,12 +230,14 @@ def backward_scales(runs: Runs) -> str | None:
         (
             "arriving-gradient-ignored",
             torch.ones_like(given) * back,
-            "backward returned its factor, not the incoming gradient times it",
+            "backward returned backward_factor, expected the incoming gradient times "
+            "backward_factor",
         ),
         (
             "arriving-gradient-ignored",
             given * back,
-            "backward returned tensor * factor: the incoming gradient is lost",
+            "backward returned tensor * backward_factor, expected the incoming "
+            "gradient times backward_factor",
         ),
     )
     expect_values(
@@ -214,12 +251,10 @@ def backward_scales(runs: Runs) -> str | None:
         rule=RULE_BACK,
     )
     for change in filter(None, cases[0]["special back"]):
-        raise NotYetError(
-            f"with backward_factor {TWO[1]:g} the gradient {change}", rule=RULE_BACK
-        )
+        raise NotYetError(f"with backward_factor {TWO[1]:g}, {change}", rule=RULE_BACK)
     if any(case["lent_changed"] for case in cases):
         raise NotYetError(
-            "backward modified the incoming gradient: it worked in place",
+            "backward modified the incoming gradient in place, expected a new tensor",
             slug="autograd-input-changed",
             rule="gradient * factor returns a new tensor; gradient *= factor changes a "
             "tensor that another branch of the graph may still need",
@@ -227,7 +262,8 @@ def backward_scales(runs: Runs) -> str | None:
     worst = max(case["kept"] for case in cases)
     if worst:
         raise NotYetError(
-            f"forward saves {worst} bytes for backward, which needs no tensor",
+            f"forward saved {worst} bytes of tensors for backward, expected none: it "
+            "only needs a number",
             slug="kept-for-nothing",
             rule="a number is enough: ctx.backward_factor = backward_factor",
         )
@@ -242,7 +278,7 @@ def _cases(runs: Runs, clause_id: str) -> list[dict[str, Any]]:
         went_forward = failure.run is not None and reports_made(failure.run)
         if clause_id == "C1" and went_forward:
             raise NotJudgedError("what failed is backward: see C2") from None
-        raise
+        raise when_raised.told(failure, KINDS) from None
     cases: list[dict[str, Any]] = run.values[0]
     for case in cases:
         if "wrong" in case:

@@ -56,7 +56,7 @@ def asked_for(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
         try:
             found[name] = torch.autograd.grad(middle.square().sum(), wanted)
         except RuntimeError as error:
-            found["refused"] = str(error).partition(".")[0]
+            found["refused"] = str(error).partition(". ")[0]
         found["written"] = sum(tensor.grad is not None for tensor in wanted)
     return found
 
@@ -99,19 +99,22 @@ def asked_by_name(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if "refused" in value:
             raise NotYetError(
-                f"torch.autograd.grad fails on rank {rank}: {value['refused']}",
+                f"torch.autograd.grad raised RuntimeError on rank {rank}: "
+                f"{value['refused']}",
                 slug="backward-inside-backward",
                 rule=NON_REENTRANT,
             )
         if value["written"]:
             raise NotYetError(
-                f"torch.autograd.grad wrote to {value['written']} .grad on rank {rank}",
+                f"torch.autograd.grad wrote the .grad of {value['written']} tensors on "
+                f"rank {rank}, expected it to only return gradients",
                 slug="backward-inside-backward",
                 rule=NON_REENTRANT,
             )
         if not all(map(torch.equal, value["again"], value["plain"])):
             raise NotYetError(
-                f"torch.autograd.grad returns wrong gradients on rank {rank}",
+                f"on rank {rank}, torch.autograd.grad returned other gradients than "
+                "without checkpointing, expected the same ones",
                 evidence=[
                     (
                         rank,

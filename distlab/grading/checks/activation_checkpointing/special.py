@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.grading.kit.when_raised import without_tail
+
 Checkpoint = Callable[[Any, Tensor], Tensor]
 Case = Callable[[Checkpoint, torch.device], list[Tensor | None]]
 """Plays forward and backward; what comes out: the result, then the gradients."""
@@ -33,14 +35,34 @@ def _faults(
         try:
             found = case(run, device)
         except Exception as error:
-            said = str(error).partition("\n")[0][:140]
-            yield f"with {what}, {type(error).__name__} is raised: {said}"
+            said = without_tail(str(error).partition("\n")[0])[:140]
+            yield f"with {what}, your code raised {type(error).__name__}: {said}"
             continue
         for number, (got, right) in enumerate(zip(found, expected, strict=True)):
             if not _same(got, right):
-                name = "the gradients are" if number else "the result is"
-                yield f"with {what}, {name} not the same as without checkpoint"
+                name = "the result" if not number else "a gradient"
+                if number in (2, 3) and cases is DRAWING:
+                    name = "torch.rand afterwards"
+                yield f"with {what}, {name} {unlike(got, right)} without checkpoint"
                 break
+
+
+def unlike(got: Tensor | None, right: Tensor | None) -> str:
+    """The first difference, as in "has 0.5 in element 3, expected 0.25 as"."""
+    if got is None or right is None:
+        told = ["None" if value is None else "a tensor" for value in (got, right)]
+        return f"is {told[0]}, expected {told[1]} as"
+    if got.shape != right.shape:
+        shapes = list(got.shape), list(right.shape)
+        return f"has shape {shapes[0]}, expected {shapes[1]} as"
+    mine, theirs = got.reshape(-1), right.reshape(-1)
+    place = int((mine != theirs).nonzero()[0])
+    pairs = [
+        (f"{float(mine[place]):.{digits}g}", f"{float(theirs[place]):.{digits}g}")
+        for digits in (3, 6, 17)
+    ]
+    one, other = next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+    return f"has {one} in element {place}, expected {other} as"
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -110,10 +132,10 @@ def _frozen(run: Checkpoint, device: torch.device) -> list[Tensor | None]:
 CASES: dict[str, Case] = {
     FUNCTION: _function,
     "an input that is a transposed view": _strided,
-    "a batch without samples": _empty,
+    "a batch of 0 samples": _empty,
     "an incoming gradient that is inf in one place": _infinite,
     "an incoming gradient of zeros": _no_gradient,
-    "frozen blocks, before and after a trained one": _frozen,
+    "frozen blocks before and after a trained one": _frozen,
 }
 
 
@@ -151,6 +173,6 @@ def _drawing_evaluation(run: Checkpoint, device: torch.device) -> list[Tensor | 
 
 
 DRAWING: dict[str, Case] = {
-    f"{FUNCTION}, that draws random numbers": _drawing_function,
+    f"{FUNCTION}, and draws random numbers": _drawing_function,
     "a block that draws random numbers in evaluation mode": _drawing_evaluation,
 }
