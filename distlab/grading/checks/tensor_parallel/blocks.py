@@ -150,7 +150,7 @@ def as_in_one_process(runs: Runs) -> str | None:
                 expect_values(
                     outs,
                     same_everywhere(right, n),
-                    what=f"what {words} returns{_with(runs, name)}" + _after(step),
+                    what=f"the output of {words}{_with(runs, name)}" + _after(step),
                     suspects=_wrong_outputs(whole, words) if step == 0 else (),
                 )
             backs = [value[name]["backs"][step] for value in run.values]
@@ -158,7 +158,7 @@ def as_in_one_process(runs: Runs) -> str | None:
                 expect_values(
                     backs,
                     same_everywhere(right_back, n),
-                    what=f"the gradient of the inputs of {words}"
+                    what=f"the input gradient of {words}"
                     + _with(runs, name)
                     + _after(step),
                     suspects=_wrong_gradients(whole, words) if step == 0 else (),
@@ -201,7 +201,8 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
         Suspect(
             slug="bias-on-every-rank",
             values=same_everywhere(whole.outs[0] + (n - 1) * whole.constant, n),
-            sentence=f"the last bias is in what {words} returns {n} times",
+            sentence=f"{words} adds its last bias {n} times, once per rank, expected "
+            "it once, after the sum",
             rule="add the bias after the sum, not to each partial sum",
         )
     ]
@@ -210,15 +211,15 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
             Suspect(
                 slug="qkv-cut-across",
                 values=same_everywhere(whole.cut_across(), n),
-                sentence="qkv was split as one tensor: a rank has queries, keys or "
-                "values of heads that belong to other ranks",
+                sentence="qkv was split as one tensor, so ranks have rows of other "
+                "ranks' heads, expected each rank's own heads from each third",
                 rule="a rank needs the rows of its heads in each third of qkv",
             ),
             Suspect(
                 slug="",
                 values=same_everywhere(whole.head_by_head(), n),
-                sentence="a rank's rows of qkv are sorted by head (q0 k0 v0 q1 …), but "
-                "its attention takes the first third as queries",
+                sentence="a rank's rows of qkv are sorted by head, expected the "
+                "queries of all its heads, then the keys, then the values",
                 rule="a rank's rows: queries of all its heads, then keys, then values",
             ),
             Suspect(
@@ -237,8 +238,8 @@ def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
         Suspect(
             slug="no-sum-in-backward",
             values=whole.partial_backs(),
-            sentence=f"the gradient of the inputs of {words} is only the local term, "
-            "not the sum over the ranks",
+            sentence=f"the input gradient of {words} is each rank's own term, expected "
+            "the sum over the ranks",
             rule="apply `operators.before` to the input: " + NO_SUM_BACK,
         )
     ]
@@ -295,7 +296,7 @@ def one_each_way(runs: Runs) -> str | None:
         if uses != [2 * STEPS] * len(uses):
             raise NotYetError(
                 f"in {STEPS} steps of the attention and the MLP, `{way}` was used "
-                f"{uses[0]} times, expected {2 * STEPS}",
+                f"{uses[0]} times, expected {2 * STEPS}: once per step in each",
                 evidence=_uses(run),
                 rule=ONE_EACH,
             )
@@ -321,12 +322,12 @@ def whole_heads_only(runs: Runs) -> str | None:
     """A block of n + 1 heads is refused, before anything was sent or replaced."""
     run, n = runs.finished(blocks_once), runs.world_size
     tried = [value["refused"] for value in run.values]
-    what = f"attention with {n + 1} heads on {n} ranks"
+    what = f"parallel_attention with {n + 1} heads on {n} ranks"
     rule = "the rows can be split, a head cannot: check attention.num_heads first"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
     for key, word in (("replaced", "replaced a layer"), ("sent", "sent something")):
-        happened = f"refuses {what}, but only after it has {word}"
+        happened = f"refused {n + 1} heads on {n} ranks only after it had {word}"
         done = [one[key] for one in tried]
         expect_nothing_done(happened, done, raised, "an attention")
     return None

@@ -23,6 +23,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
+from distlab.grading.kit.when_raised import finished
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
@@ -63,6 +64,10 @@ def _found(run: Run, kind: str, what: str) -> list[Tensor]:
 
 
 KINDS = (("", True), (" without bias", False))
+KINDS_RAISED = {
+    "0 elements": "for a batch of 0 samples",
+    "view size": "for an input that is a transposed view",
+}
 
 # ── C1 by columns ───────────────────────────────────────────────────────────────────
 
@@ -70,19 +75,19 @@ KINDS = (("", True), (" without bias", False))
 @clause("tensor_parallel.linears", "C1", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def by_columns(runs: Runs) -> str | None:
     """Rank r's outputs are chunk r; its parameters are no more than that."""
-    run, n = runs.finished(linears_once), runs.world_size
+    run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "column", bias)
         expect_values(
             _found(run, "column" + end, "out"),
             one.columns(one.out),
-            what=f"what ColumnParallelLinear{end} returns",
+            what=f"the output of ColumnParallelLinear{end}",
             suspects=[
                 Suspect(
                     slug="weights-not-cut",
                     values=same_everywhere(one.out, n),
                     sentence="ColumnParallelLinear returns all outputs on every rank, "
-                    "not chunk r on rank r",
+                    "expected only chunk r on rank r",
                     rule="rank r has chunk r of the weight's rows",
                 ),
                 *other_orders(one.out, n, "ColumnParallelLinear's outputs"),
@@ -100,7 +105,7 @@ def _expect_none(run: Run, kind: str, name: str, outputs: int) -> None:
     expect_values(
         _found(run, kind, "none"),
         [torch.empty(0, *TOKENS[1:], outputs)] * run.world_size,
-        what=f"for a batch without samples, what {name} returns",
+        what=f"for a batch of 0 samples, the output of {name}",
     )
 
 
@@ -120,8 +125,8 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
             )
         if sum(room for _, room in held) > sum(expected) and run.world_size > 1:
             raise NotYetError(
-                f"{name}'s shard on rank {rank} is a view, which keeps the full layer "
-                "in memory",
+                f"{name}'s shard on rank {rank} is a view that keeps the full layer in "
+                "memory, expected a copy",
                 slug="view-keeps-whole",
                 evidence=_rooms(run, kind),
                 rule=SHARE,
@@ -137,8 +142,8 @@ def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
         scaled = Suspect(
             slug=INSIDE if place else "",
             values=[value / n for value in expected],
-            sentence=f"{name} stores its {noun} divided by {n}, so a training step "
-            "changes it too much",
+            sentence=f"{name} stores its {noun} divided by {n}, expected the values "
+            "that it was given",
             rule="store the values of the full layer",
         )
         expect_values(
@@ -156,13 +161,13 @@ def _expect_own(run: Run, kind: str, name: str) -> None:
         if value[kind]["shared"]:
             raise NotYetError(
                 f"{name}'s {value[kind]['shared'][0]} on rank {rank} shares memory "
-                "with the full layer, so an optimizer step changes both",
+                "with the full layer, expected a copy: an optimizer step changes both",
                 rule="copy the shard, and the bias too, even if it is all of them",
             )
         if value[kind]["kept"]:
             raise NotYetError(
-                f"{name} on rank {rank} still holds the full weight, in addition to "
-                "its shard",
+                f"{name} on rank {rank} still holds the full weight besides its shard, "
+                "expected the shard alone",
                 slug="weights-not-cut",
                 evidence=_rooms(run, kind),
                 rule="keep no reference to `full` after __init__ returns",
@@ -188,7 +193,7 @@ def _rooms(run: Run, kind: str) -> tuple[Evidence, ...]:
 @clause("tensor_parallel.linears", "C2", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def by_rows(runs: Runs) -> str | None:
     """The whole outputs everywhere, the bias in them once."""
-    run, n = runs.finished(linears_once), runs.world_size
+    run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "row", bias)
         parts = [
@@ -199,25 +204,27 @@ def by_rows(runs: Runs) -> str | None:
         expect_values(
             _found(run, "row" + end, "out"),
             same_everywhere(one.out, n),
-            what=f"what RowParallelLinear{end} returns",
+            what=f"the output of RowParallelLinear{end}",
             suspects=[
                 Suspect(
                     slug="bias-on-every-rank",
                     values=same_everywhere(one.out + (n - 1) * constant, n),
-                    sentence=f"the bias is in RowParallelLinear's outputs {n} times",
+                    sentence=f"RowParallelLinear's output contains the bias {n} times, "
+                    "once per rank, expected it once",
                     rule="add the bias after the sum, not to each partial sum",
                 ),
                 Suspect(
                     slug="",
                     values=same_everywhere(one.out - constant, n),
-                    sentence="the bias is missing from RowParallelLinear's outputs",
+                    sentence="the bias is missing from RowParallelLinear's output, "
+                    "expected it once",
                     rule="add the bias after the sum",
                 ),
                 Suspect(
                     slug="partial-sum-not-total",
                     values=[part + constant for part in parts],
-                    sentence="RowParallelLinear returns each rank's partial sum, not "
-                    "the total",
+                    sentence="RowParallelLinear returns each rank's partial sum, "
+                    "expected the total over the ranks",
                     rule="apply self.operator(self.comm, …) to the partial sum",
                 ),
             ],
@@ -226,7 +233,7 @@ def by_rows(runs: Runs) -> str | None:
         expect_values(
             _found(run, "row" + end, "inf"),
             same_everywhere(one.whole(with_inf(n)).detach(), n),
-            what=f"for an inf on rank 0, what RowParallelLinear{end} returns",
+            what=f"for an inf in rank 0's input, the output of RowParallelLinear{end}",
         )
         _expect_held(run, "row" + end, [3 * OTHER, OTHER] if bias else [3 * OTHER])
         own = one.whole.bias.detach() if bias else torch.empty(0)
@@ -240,7 +247,7 @@ def by_rows(runs: Runs) -> str | None:
 @clause("tensor_parallel.linears", "C3", worlds=WORLDS, runs=[on_ranks(linears_once)])
 def gradients_of_one_process(runs: Runs) -> str | None:
     """Inputs, weights, biases, for both cuts."""
-    run, n = runs.finished(linears_once), runs.world_size
+    run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "column", bias)
         parts = [
@@ -261,8 +268,8 @@ def gradients_of_one_process(runs: Runs) -> str | None:
                 Suspect(
                     slug="no-sum-in-backward",
                     values=parts,
-                    sentence=f"the gradient of {name}'s inputs is only the local term, "
-                    "not the sum over the ranks",
+                    sentence=f"the gradient of {name}'s inputs is each rank's own "
+                    "term, expected the sum over the ranks",
                     rule="apply self.operator(self.comm, x) first: " + NO_SUM_BACK,
                 )
             ],
@@ -296,15 +303,15 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
             Suspect(
                 slug="bias-inside-the-sum",
                 values=[right, *[none] * (n - 1)],
-                sentence="only rank 0's bias has a gradient, so the copies of the "
-                "bias drift apart",
+                sentence="only rank 0's copy of the bias has a gradient, expected the "
+                "same gradient on every rank",
                 rule=AFTER,
             ),
             Suspect(
                 slug="bias-inside-the-sum",
                 values=same_everywhere(right / n, n),
                 sentence=f"the gradient of {name}'s bias is 1/{n} of the expected one: "
-                f"the bias was divided by {n} before the sum",
+                f"as if divided by {n} before the sum",
                 rule=AFTER,
             ),
         ],
@@ -317,7 +324,7 @@ def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
 @clause("tensor_parallel.linears", "C4", worlds=DIVIDED, runs=[on_ranks(linears_once)])
 def what_does_not_fit_is_refused(runs: Runs) -> str | None:
     """A ValueError for outputs, and for inputs, that n does not divide."""
-    run, n = runs.finished(linears_once), runs.world_size
+    run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for index, what in enumerate(
         ("ColumnParallelLinear with {} outputs", "RowParallelLinear with {} inputs")
     ):

@@ -145,7 +145,8 @@ def neighbors_share_a_model(runs: Runs) -> str | None:
         if places == expected:
             continue
         start = _with(n, size)
-        message = f"{start} the coordinates come in the order (shard, replica)"
+        message = f"{start} the coordinates come as (shard, replica)"
+        message += ", expected (replica, shard)"
         if places != [pair[::-1] for pair in expected]:
             pairs = enumerate(zip(places, expected, strict=True))
             rank, (got, right) = next((r, p) for r, p in pairs if p[0] != p[1])
@@ -210,15 +211,18 @@ def _wrong_groups(
     everybody = list(range(n))
     message, slug, rule = f"{start} {_first_wrong(found, expected)}", "", RULE
     if all(groups == [None, None] for groups in found):
-        message = f"{start} make_mesh returns no groups from comm.new_group"
+        message = f"{start} make_mesh returned no groups from comm.new_group"
+        message += ", expected two on each rank"
         rule = "return Mesh(tensor=…, data=…), each from comm.new_group(…)"
     elif all(
         groups == right[::-1] for groups, right in zip(found, expected, strict=True)
     ):
-        message = f"{start} tensor and data are swapped"
+        message = f"{start} `tensor` and `data` are swapped: "
+        message += _first_wrong(found, expected)
         rule = "tensor: the ranks of one replica; data: the ranks with the same shard"
     elif found == [_transposed(n, size, rank) for rank in range(n)]:
-        message = f"{start} neighboring ranks are in different replicas"
+        message = f"{start} neighboring ranks are in different replicas: "
+        message += _first_wrong(found, expected)
         slug = "mesh-transposed"
         rule = "neighboring ranks share a replica: they communicate in every layer"
     elif any(
@@ -226,7 +230,13 @@ def _wrong_groups(
         for groups, rights in zip(found, expected, strict=True)
         for one, right in zip(groups, rights, strict=True)
     ):
-        message = f"{start} a group has all ranks in it"
+        rank, name, right = next(
+            (rank, name, right)
+            for rank, groups in enumerate(zip(found, expected, strict=True))
+            for name, one, right in zip(NAMES, *groups, strict=True)
+            if one == everybody != right
+        )
+        message = f"{start} rank {rank}'s `{name}` has all {n} ranks, expected {right}"
         slug = "group-of-all-ranks"
         rule = "a sum over all ranks would mix different shards and different samples"
     elif all(
@@ -234,7 +244,7 @@ def _wrong_groups(
         for groups, rights in zip(found, expected, strict=True)
         for one, right in zip(groups, rights, strict=True)
     ):
-        message = f"{start} a group has the expected ranks in another order"
+        message = f"{start} {_first_wrong(found, expected)}, in this order"
         rule = "new_group numbers its ranks in the order of the list"
     return NotYetError(
         message,
@@ -304,8 +314,11 @@ def _expect_alike(n: int, size: int, asked: list[list[list[int]]]) -> None:
         own_only = all(
             rank in group for rank, groups in enumerate(asked) for group in groups
         )
-        how = "creates other groups than rank 0, or the same in another order"
-        how = "creates only the groups that it is in" if own_only else how
+        how = "creates other groups than rank 0, expected the same on every rank"
+        if sorted(one) == sorted(asked[0]):
+            how = "creates its groups in another order than rank 0, expected the same"
+        if own_only:
+            how = "creates only the groups that it is in, expected all groups"
         raise NotYetError(
             f"{_with(n, size)} rank {number} {how}",
             slug="own-groups-only" if own_only else "different-order",
@@ -336,8 +349,8 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
             first = meshes[group[0]]
             if first["groups"][kind] == group and first["numbers"][kind] != number:
                 raise NotYetError(
-                    f"{start} `{name}` on ranks {group[0]} and {rank} has the same "
-                    "ranks but comes from different calls of new_group",
+                    f"{start} `{name}` of ranks {group[0]} and {rank} comes from "
+                    "different calls of new_group, expected one call for both",
                     slug="group-made-twice",
                     evidence=_numbers(meshes, kind),
                     rule=rule,
@@ -345,7 +358,7 @@ def _expect_one_of_each(n: int, size: int, meshes: list[dict[str, Any]]) -> None
     for number, members in enumerate(asked):
         if n > 1 and members in asked[:number]:
             raise NotYetError(
-                f"{start} {asked.count(members)} groups are created for "
+                f"{start} rank 0 creates {asked.count(members)} groups for "
                 f"{ranks_in_words(members)}, expected one",
                 slug="group-made-twice",
                 evidence=tuple(
@@ -383,13 +396,15 @@ def what_does_not_fit_is_refused(runs: Runs) -> str | None:
     run = runs.finished(draft_meshes)
     for size in run.values[0]["refused"]:
         tried = [value["refused"][size] for value in run.values]
-        what = f"tensor_size {size} for {n} rank{'s' if n > 1 else ''}"
+        setting = f"tensor_size {size} on {n} rank{'s' if n > 1 else ''}"
+        what = f"make_mesh with {setting}"
         rule = "raise ValueError with both numbers if comm.world_size % tensor_size"
         rule = rule if size > 0 else "look at it before you divide by it"
         expect_refusal(run, [one["raised"] for one in tried], what, rule)
         if any(one["asked"] for one in tried):
             raise NotYetError(
-                f"{what} was refused, but only after groups had been created",
+                f"make_mesh refused {setting} only after it had created groups, "
+                "expected the check first",
                 evidence=_asked(run, size),
                 rule="check first, then create groups",
             )

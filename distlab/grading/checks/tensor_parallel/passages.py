@@ -22,6 +22,7 @@ from distlab.grading.checks.tensor_parallel.shared import (
 from distlab.grading.clause import clause
 from distlab.grading.kit.any_tensor import expect_each, tensor_of
 from distlab.grading.kit.messages import reports_made
+from distlab.grading.kit.plans import in_call
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -69,7 +70,8 @@ def passages_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str
     found["any"] = []
     for dtype, shape in OTHERS:
         x = tensor_of(seed, rank, dtype, shape).to(device)
-        y = unit.reduce_from_region(comm, x.clone())
+        with in_call(f"reduce_from_region of a tensor of shape {list(shape)}"):
+            y = unit.reduce_from_region(comm, x.clone())
         found["any"].append([x, as_tensor(y)])
     found["elsewhere"] = _in_two_groups(comm, unit, same.to(device), own.to(device))
     return {**found, "marks": marks}
@@ -152,12 +154,13 @@ def the_way_in(runs: Runs) -> str | None:
     expect_values(
         _each(run, "enter", "out"),
         x,
-        what="what copy_to_region returns",
+        what="the output of copy_to_region",
         suspects=[
             Suspect(
                 slug="summed-in-both-directions",
                 values=[one * n for one in x],
-                sentence=f"copy_to_region returns {n} × x: it sums forward too",
+                sentence=f"copy_to_region's forward returns {n} × x, expected x "
+                "itself: only its backward sums",
                 rule="all ranks have the same x already: forward needs no sum",
             )
         ],
@@ -173,12 +176,12 @@ def the_way_in(runs: Runs) -> str | None:
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
-        what="for a transposed gradient with an inf on rank 0, the gradient of x",
+        what="for a transposed gradient with inf on rank 0, the gradient of x",
     )
     if any(value["elsewhere"] for value in run.values):
         raise NotYetError(
-            "with copy_to_region in two groups, the backward of the first call sums "
-            "over the second group",
+            "when copy_to_region runs in two groups, the first call's backward sums "
+            "over the second group, expected the first",
             rule="keep comm on ctx: each call has its own",
         )
     return None
@@ -213,13 +216,14 @@ def _expect_gradient(
             Suspect(
                 slug="no-sum-in-backward",
                 values=own,
-                sentence=f"{what} is only the local term, not the sum over the ranks",
+                sentence=f"{what} is each rank's own term, expected the sum over the "
+                "ranks",
                 rule=NO_SUM_BACK,
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
-                sentence=f"{what} is the mean, not the sum: divided by {n}",
+                sentence=f"{what} is the mean over the {n} ranks, expected the sum",
                 rule="each rank's shard contributes a term: the gradient is the sum",
             ),
         ],
@@ -240,19 +244,20 @@ def the_way_out(runs: Runs) -> str | None:
     expect_values(
         _each(run, "leave", "out"),
         same_everywhere(total, n),
-        what="what reduce_from_region returns",
+        what="the output of reduce_from_region",
         suspects=[
             Suspect(
                 slug="",
                 values=own,
-                sentence="reduce_from_region returns each rank's own x, not the sum",
+                sentence="reduce_from_region returns each rank's own x, expected the "
+                "sum over the ranks",
                 rule="forward, g is an all_reduce",
             ),
             Suspect(
                 slug="mean-not-sum",
                 values=same_everywhere(total / n, n),
-                sentence="reduce_from_region returns the mean of the ranks' x, not "
-                "the sum",
+                sentence="reduce_from_region returns the mean of the ranks' x, "
+                "expected the sum",
                 rule="the ranks have partial sums: add them",
             ),
         ],
@@ -267,8 +272,8 @@ def the_way_out(runs: Runs) -> str | None:
             Suspect(
                 slug="summed-in-both-directions",
                 values=same_everywhere(torch.stack(gradients).sum(0), n),
-                sentence=f"{what} is {n} × as large as expected: it is summed in "
-                "backward too",
+                sentence=f"{what} is the sum over the {n} ranks, expected the incoming "
+                "gradient: only forward sums",
                 rule="every rank continues with the same total: its gradient is the "
                 "same on every rank, and counts once",
             )
@@ -277,18 +282,19 @@ def the_way_out(runs: Runs) -> str | None:
     expect_values(
         [value["odd"]["leave"] for value in run.values],
         same_everywhere(torch.stack(_crossed(runs.seed, n)).sum(0), n),
-        what="for a transposed x with an inf on rank 0, reduce_from_region's result",
+        what="for a transposed x with inf on rank 0, the sum",
     )
     if not all_close([value["odd"]["first"] for value in run.values], [total] * n):
         raise NotYetError(
-            "the tensor that reduce_from_region returned changes in its next call",
+            "the tensor that reduce_from_region returned changes in the next call, "
+            "expected a new tensor each time",
             rule="the sum in a new tensor, each time",
         )
     any_run = replace(run, ranks=_with_any(run))
     expect_each(
         any_run,
         lambda given: same_everywhere(sum(given[1:], given[0]), n),
-        "what reduce_from_region returns",
+        "the output of reduce_from_region",
     )
     return None
 
@@ -314,7 +320,7 @@ def what_is_the_callers(runs: Runs) -> str | None:
             ]
             if wrong:
                 raise NotYetError(
-                    f"{name} has modified {what} on rank {wrong[0]}",
+                    f"{name} modified {what} on rank {wrong[0]}, expected it unchanged",
                     slug="autograd-input-changed",
                     evidence=[
                         (rank, "changed", f"{what} has other values") for rank in wrong

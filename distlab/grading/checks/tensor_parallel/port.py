@@ -129,7 +129,7 @@ def as_in_one_process(runs: Runs) -> str | None:
             values = [value[key][step] for value in run.values]
             if all_close(values, same_everywhere(right[step], world_size)):
                 continue
-            what = "what the block returns" if key == "outs" else "the inputs' gradient"
+            what = "the block's output" if key == "outs" else "the input gradient"
             expect_values(
                 values,
                 same_everywhere(right[step], world_size),
@@ -150,8 +150,8 @@ def _suspects(runs: Runs) -> list[Suspect]:
     cut_across = Suspect(
         slug="qkv-cut-across",
         values=same_everywhere(x, world_size),
-        sentence="qkv was split as one tensor: a rank has queries, keys or values of "
-        "heads that belong to other ranks",
+        sentence="qkv was split as one tensor, so ranks have rows of other ranks' "
+        "heads, expected each rank's own heads from each third",
         rule=ROWS,
     )
     return [cut_across]
@@ -190,11 +190,11 @@ def whole_heads_only(runs: Runs) -> str | None:
     """A block of n + 1 heads is refused, before anything was replaced."""
     run, n = finished(runs, ported_block), shards_of(runs.world_size)
     tried = [value["refused"] for value in run.values]
-    what = f"a block with {n + 1} heads on {n} ranks"
+    what = f"with_torch with {n + 1} heads on {n} ranks"
     rule = "torch does not check: it splits unevenly if it must"
     raised = [one["raised"] for one in tried]
     expect_refusal(run, raised, what, rule)
-    happened = f"refuses {what}, but only after it has replaced a layer"
+    happened = f"refused {n + 1} heads on {n} ranks only after it had replaced a layer"
     done = [one["replaced"] for one in tried]
     expect_nothing_done(happened, done, raised, "a block")
     return None

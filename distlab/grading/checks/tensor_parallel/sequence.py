@@ -21,13 +21,13 @@ from distlab.grading.checks.tensor_parallel.shared import (
 from distlab.grading.checks.tensor_parallel.whole import freeze, make_block
 from distlab.grading.clause import clause
 from distlab.grading.kit.by_name import State, some_of
-from distlab.grading.kit.plans import in_call
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.when_raised import finished
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -42,6 +42,7 @@ WHOLE = (
     "mlp.down.bias",
 )
 PAIR = ["all_gather", "reduce_scatter"]
+KINDS = {"0 elements": "for a batch of 0 sequences"}
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
 
@@ -120,9 +121,11 @@ def sum_without_biases(context: RankContext, unit: ModuleType, seed: int) -> Ten
     norms = [*block.norm1.parameters(), *block.norm2.parameters()]
     for parameter in norms:
         parameter.grad = torch.full_like(parameter, context.rank + 1)
-    with in_call("all_reduce_replicated_grads, for a block whose layers have no bias"):
-        unit.all_reduce_replicated_grads(comm, block)
+    unit.all_reduce_replicated_grads(comm, block)
     return flat([as_tensor(parameter.grad) for parameter in norms])
+
+
+BARE = on_ranks(sum_without_biases).when("for a block whose last layers have no bias")
 
 
 def _whole_gradients(block: torch.nn.Module) -> State:
@@ -159,19 +162,19 @@ def _tokens(seed: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
 @clause("tensor_parallel.sequence", "C1", worlds=WORLDS, runs=[on_ranks(sequence_once)])
 def along_the_tokens(runs: Runs) -> str | None:
     """All tokens in their order; and each rank's tokens of the sum."""
-    run, n = runs.finished(sequence_once), runs.world_size
+    run, n = finished(runs, sequence_once, KINDS), runs.world_size
     few, many = _tokens(runs.seed, n)
     shape = (SEQUENCES, EACH * n, CHANNELS)
     expect_values(
         _all(run, "gathered"),
         same_everywhere(torch.cat(few, 1), n),
-        what="what all_gather_tokens returns",
+        what="the output of all_gather_tokens",
         suspects=[
             Suspect(
                 slug="tokens-not-the-batch",
                 values=same_everywhere(torch.cat(few).reshape(shape), n),
-                sentence="all_gather_tokens concatenates the ranks' tensors: that "
-                "mixes tokens of different sequences",
+                sentence="all_gather_tokens joins the ranks' tensors along the batch, "
+                "expected along the tokens of each sequence",
                 rule="all_gather gives (n, batch, tokens / n, channels): move n before "
                 "the tokens",
             ),
@@ -183,8 +186,14 @@ def along_the_tokens(runs: Runs) -> str | None:
                     rule="in each sequence: rank 0's tokens, then rank 1's, and so on",
                 )
                 for joined, words in (
-                    (torch.stack(few, 2).flatten(1, 2), "the ranks' tokens in turn"),
-                    (torch.cat(few[::-1], 1), "the last rank's tokens first"),
+                    (
+                        torch.stack(few, 2).flatten(1, 2),
+                        "a token of each rank in turn, expected all of rank 0's first",
+                    ),
+                    (
+                        torch.cat(few[::-1], 1),
+                        "the last rank's tokens first, expected rank 0's first",
+                    ),
                 )
             ),
         ],
@@ -194,19 +203,20 @@ def along_the_tokens(runs: Runs) -> str | None:
     expect_values(
         _all(run, "scattered"),
         list(total.chunk(n, 1)),
-        what="what reduce_scatter_tokens returns",
+        what="the output of reduce_scatter_tokens",
         suspects=[
             Suspect(
                 slug="tokens-not-the-batch",
                 values=list(mixed),
-                sentence="reduce_scatter_tokens splits the batch, not the tokens",
+                sentence="reduce_scatter_tokens splits the batch over the ranks, "
+                "expected it to split the tokens of each sequence",
                 rule="move n of (batch, n, tokens / n, channels) to the front first",
             ),
             Suspect(
                 slug="",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="reduce_scatter_tokens returns each rank's own tokens; they "
-                "are not summed over the ranks",
+                sentence="reduce_scatter_tokens returns each rank's own values, "
+                "expected their sum over the ranks",
                 rule="each rank's tokens of the sum over all ranks",
             ),
             *other_orders(total, n, "reduce_scatter_tokens' outputs", dim=1),
@@ -215,16 +225,17 @@ def along_the_tokens(runs: Runs) -> str | None:
     expect_values(
         _all(run, "none"),
         [torch.empty(0, EACH * n, CHANNELS)] * n,
-        what="what all_gather_tokens returns for no sequences",
+        what="for a batch of 0 sequences, the output of all_gather_tokens",
     )
     expect_values(
         _all(run, "none scattered"),
         [torch.empty(0, EACH, CHANNELS)] * n,
-        what="what reduce_scatter_tokens returns for no sequences",
+        what="for a batch of 0 sequences, the output of reduce_scatter_tokens",
     )
     if not all_close(_all(run, "kept"), list(total.chunk(n, 1))):
         raise NotYetError(
-            "what reduce_scatter_tokens returned has changed after its next calls",
+            "a later call changed the tensor that reduce_scatter_tokens returned, "
+            "expected a new tensor each time",
             rule="the sum in a new tensor, each time",
         )
     return None
@@ -240,7 +251,7 @@ def _all(run: Run, key: str) -> list[Tensor]:
 @clause("tensor_parallel.sequence", "C2", worlds=WORLDS, runs=[on_ranks(sequence_once)])
 def each_is_the_others_way_back(runs: Runs) -> str | None:
     """The gradient of each operator's x."""
-    run, n = runs.finished(sequence_once), runs.world_size
+    run, n = finished(runs, sequence_once, KINDS), runs.world_size
     few, many = _tokens(runs.seed, n)
     expect_values(
         _all(run, "gather back"),
@@ -250,8 +261,8 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
             Suspect(
                 slug="no-sum-in-backward",
                 values=[one.chunk(n, 1)[rank] for rank, one in enumerate(many)],
-                sentence="the gradient of all_gather_from_sequence's x is only the "
-                "local term, not the sum over the ranks",
+                sentence="the gradient of all_gather_from_sequence's x is each rank's "
+                "own term, expected the sum over the ranks",
                 rule="every rank used this rank's tokens: sum their gradients",
             )
         ],
@@ -271,11 +282,11 @@ def each_is_the_others_way_back(runs: Runs) -> str | None:
     "tensor_parallel.sequence",
     "C3",
     worlds=WORLDS,
-    runs=[on_ranks(sequence_once), on_ranks(sum_without_biases)],
+    runs=[on_ranks(sequence_once), BARE],
 )
 def gradients_of_a_block(runs: Runs) -> str | None:
     """The block's tokens, their gradients, and those of what is whole everywhere."""
-    run, n = runs.finished(sequence_once), runs.world_size
+    run, n = finished(runs, sequence_once, KINDS), runs.world_size
     inputs, upstream = _block_batch(runs.seed, n)
     block, x = freeze(make_block(runs.seed, n, heads=1), n), inputs.requires_grad_()
     out = block(x)
@@ -286,8 +297,8 @@ def gradients_of_a_block(runs: Runs) -> str | None:
             few, _ = _tokens(runs.seed, n)
             if not all_close(_all(run, "scatter back"), [torch.cat(few, 1)] * n):
                 raise NotJudgedError("the two operators are wrong: see C1, C2")
-            what = "tokens" if key == "out" else "gradients of the tokens"
-            expect_values(_all(run, key), expected, what=f"the block's {what}")
+            what = "the block's output" if key == "out" else "the input gradient"
+            expect_values(_all(run, key), expected, what=f"{what} in sequence parallel")
     expected_whole = _whole_gradients(block)
     found: list[State] = [value["whole"] for value in run.values]
     own: list[State] = [value["own"] for value in run.values]
@@ -301,23 +312,27 @@ def gradients_of_a_block(runs: Runs) -> str | None:
                 slug="whole-gradients-not-summed",
                 values=[flat(list(one.values())) for one in own],
                 sentence="the gradients of norms and last biases are those of each "
-                "rank's own tokens, not the sum over the ranks",
+                "rank's own tokens, expected the sum over the ranks",
                 rule="a replicated parameter that sees only local tokens needs the sum "
                 "over the ranks",
             )
         ],
     )
-    bare, total = runs.finished(sum_without_biases).values, float(n * (n + 1) // 2)
+    bare, total = runs.finished(BARE).values, float(n * (n + 1) // 2)
     expect_values(
         bare,
         [torch.full_like(one, total) for one in bare],
-        what="in a block whose last layers have no bias, the gradient of the norms",
+        what=f"{BARE.situation}, the gradient of the norms",
     )
-    expect_values(
-        [torch.stack(_all(run, "shares")).sum(0)],
-        [_square_of_shares(block)],
-        what="the sum of squares of the gradients of all shards",
-    )
+    got, right = torch.stack(_all(run, "shares")).sum(0), _square_of_shares(block)
+    try:
+        what = "the sum of squares of the gradients of all shards"
+        expect_values([got], [right], what=what)
+    except NotYetError as error:
+        message = (
+            f"{what} of the block is {float(got):.3g}, expected {float(right):.3g}"
+        )
+        raise error.but(message=f"over all ranks, {message}") from None
     return None
 
 
@@ -329,7 +344,7 @@ def gradients_of_a_block(runs: Runs) -> str | None:
 )
 def a_pair_each(runs: Runs) -> str | None:
     """In a block, two of each forward and two of each backward."""
-    run = runs.finished(sequence_once)
+    run = finished(runs, sequence_once, KINDS)
     expect_calls(
         run,
         [

@@ -111,8 +111,15 @@ def other_orders(whole: Tensor, n: int, what: str, dim: int = -1) -> list[Suspec
             rule="chunk r, of n contiguous chunks, belongs to rank r",
         )
         for values, words in (
-            (strided, f"on rank r are elements r, r + {n}, …, not chunk r"),
-            (list(whole.chunk(n, dim))[::-1], "are the chunks in reverse rank order"),
+            (
+                strided,
+                f"on rank r are elements r, r + {n}, …, expected chunk r of {n} "
+                "contiguous ones",
+            ),
+            (
+                list(whole.chunk(n, dim))[::-1],
+                f"on rank 0 are chunk {n - 1}, and so on in reverse, expected chunk 0",
+            ),
         )
     ]
 
@@ -144,11 +151,11 @@ def expect_refusal(run: Run, tried: Sequence[list[str]], what: str, rule: str) -
         if raised and raised[0] == "ValueError":
             continue
         if not raised:
-            happened, slug = f"{what} raises no ValueError", "not-refused"
+            happened, slug = "raised nothing", "not-refused"
         else:
-            happened, slug = f"{what} raises {raised[0]}, not a ValueError,", ""
+            happened, slug = f"raised {raised[0]}", ""
         raise NotYetError(
-            f"{happened} on rank {rank}",
+            f"{what} {happened} on rank {rank}, expected a ValueError",
             slug=slug,
             evidence=[
                 (number, "tried", _told(one)) for number, one in enumerate(tried)
@@ -168,7 +175,7 @@ def expect_nothing_done(
     if any(done):
         rank = next(rank for rank, one in enumerate(done) if one)
         raise NotYetError(
-            f"rank {rank} {happened}",
+            f"rank {rank} {happened}, expected the check first",
             evidence=[
                 (rank, "refused", raised[1][:70]) for rank, raised in enumerate(tried)
             ],
@@ -209,8 +216,8 @@ def expect_calls(
             calls = between(record, value["marks"][key])
             if sorted(call["op"] for call in calls) != sorted(ops):
                 raise NotYetError(
-                    f"{words} makes {_listed([c['op'] for c in calls])} on rank "
-                    f"{record.rank}, expected {_listed(ops)}",
+                    f"on rank {record.rank}, {words} makes "
+                    f"{_listed([c['op'] for c in calls])}, expected {_listed(ops)}",
                     slug=slug if len(calls) > len(ops) else "",
                     evidence=_evidence(run, key),
                     rule=rule,
@@ -221,9 +228,8 @@ def _listed(ops: Sequence[str]) -> str:
     if not ops:
         return "no call"
     counts = {op: list(ops).count(op) for op in ops}
-    return " and ".join(
-        f"{count} call{'s' * (count > 1)} of {op}" for op, count in counts.items()
-    )
+    told = " and ".join(f"{count} {op}" for op, count in counts.items())
+    return f"{told} call{'s' * (len(ops) > 1)}"
 
 
 def _evidence(run: Run, key: str) -> tuple[Evidence, ...]:

@@ -25,6 +25,7 @@ from distlab.grading.kit.values import (
     expect_values,
     same_everywhere,
 )
+from distlab.grading.kit.when_raised import finished
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
@@ -35,17 +36,19 @@ MOST = 6 * TOKENS  # elements that a rank may send: twice what three all_reduces
 LARGE = 900.0  # exp() of more than 709 is infinite in float64
 LOGITS = {
     "small": "",
-    "large": " where logits are in the thousands",
-    "masked": " where one rank's logits of a token are all -inf",
+    "large": "with logits in the thousands, ",
+    "masked": "when a token's logits on one rank are -inf, ",
 }
 """The kinds of logits, with what a headline says of them: the small are usual ones."""
+
+KINDS = {"view size": "with logits that are a view of columns"}
 
 RULE_MAX = "comm.all_reduce(largest, ReduceOp.MAX)"
 
 _REDUCED_BY = {
     "sum": "the ranks' largest logits were added up",
-    "avg": "the mean of the ranks' largest logits was subtracted",
-    "min": "the smallest of the ranks' largest logits was subtracted",
+    "avg": "the ranks' largest logits were averaged",
+    "min": "the ranks' largest logits were combined by MIN",
 }
 
 # ── what runs in the ranks ──────────────────────────────────────────────────────────
@@ -152,7 +155,7 @@ class Right:
 @clause("tensor_parallel.vocab_loss", "C1", worlds=WORLDS, runs=[on_ranks(losses_once)])
 def loss_of_one_process(runs: Runs) -> str | None:
     """The mean over all tokens, also if all logits of a rank are -inf."""
-    run, n = runs.finished(losses_once), runs.world_size
+    run, n = finished(runs, losses_once, KINDS), runs.world_size
     expect_messages(run, "without a message no rank can know the loss")
     for name, words in LOGITS.items():
         right = Right(runs.seed, n, name)
@@ -167,7 +170,7 @@ def loss_of_one_process(runs: Runs) -> str | None:
         expect_values(
             losses,
             same_everywhere(right.loss, n),
-            what=f"the loss{words}",
+            what=f"{words}the loss",
             suspects=suspects,
         )
     return None
@@ -179,8 +182,7 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
     if name == "masked":
         why = ": -inf - (-inf) is nan" if math.isnan(loss) else ", expected a number"
         return NotYetError(
-            f"the loss is {loss} where a rank without a token's target has only "
-            f"logits of -inf for it{why}",
+            f"{LOGITS[name]}the loss is {loss}{why}",
             evidence=calls_of_each(run),
         )
     if name == "small" and reduced_by == "max":
@@ -188,15 +190,15 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
         if math.isnan(loss):
             why = ": -inf times 0 is nan, and so is -inf - (-inf)"
         return NotYetError(
-            f"the loss is {loss} where some logits of a token, not its target's, are "
-            f"-inf{why}",
+            f"when some logits other than the target's are -inf, the loss is "
+            f"{loss}{why}",
             evidence=calls_of_each(run),
         )
-    slug, sentence = "exp-overflow", f"the loss is {loss}{LOGITS[name]}"
+    slug, sentence = "exp-overflow", f"{LOGITS[name]}the loss is {loss}"
     rule = "subtract the largest logit of all ranks before exp()"
     if reduced_by in _REDUCED_BY:
         slug = "not-the-largest-of-all"
-        sentence += f": {_REDUCED_BY[reduced_by]}"
+        sentence += f": {_REDUCED_BY[reduced_by]}, expected their maximum"
         rule = RULE_MAX
         if reduced_by == "sum":
             rule += "; without an op all_reduce sums"
@@ -237,7 +239,7 @@ def _wrong_losses(right: Right) -> list[Suspect]:
                 slug="target-elsewhere-counted",
                 values=same_everywhere(value, n),
                 sentence="ranks without the target's column add the logit of another "
-                "column",
+                "column, expected 0 from them",
                 rule="a rank without the target's column adds 0",
             )
             for value in garbage
@@ -245,26 +247,27 @@ def _wrong_losses(right: Right) -> list[Suspect]:
         Suspect(
             slug="local-loss-returned",
             values=[right.local(rank) for rank in range(n)],
-            sentence="each rank treats its columns as the full vocabulary",
+            sentence="each rank computes the loss of its own columns, expected the sum "
+            "of exp() over all ranks' columns",
             rule="the sum of exp is over all ranks' columns",
         ),
         Suspect(
             slug="not-the-largest-of-all",
             values=same_everywhere(_own_subtracted(right), n),
-            sentence="each rank subtracts the largest logit of its own columns, so "
-            "the sums of exp() don't add up",
+            sentence="each rank subtracts the largest logit of its own columns, "
+            "expected the largest of all ranks",
             rule=f"the same value on all ranks: {RULE_MAX}",
         ),
         Suspect(
             slug="",
             values=same_everywhere(right.loss * TOKENS, n),
-            sentence=f"the loss is the sum over the {TOKENS} tokens, not the mean",
+            sentence=f"the loss is the sum over the {TOKENS} tokens, expected the mean",
             rule="the mean over the tokens",
         ),
         Suspect(
             slug="",
             values=same_everywhere(right.loss / n, n),
-            sentence=f"the loss is 1/{n} of the expected one: it was divided by the "
+            sentence=f"the loss is 1/{n} of the expected one, as if divided by the "
             "number of ranks, too",
             rule="all ranks have the same tokens: do not average over ranks",
         ),
@@ -277,7 +280,7 @@ def _wrong_losses(right: Right) -> list[Suspect]:
 @clause("tensor_parallel.vocab_loss", "C2", worlds=WORLDS, runs=[on_ranks(losses_once)])
 def gradient_of_one_process(runs: Runs) -> str | None:
     """Each rank's columns of the gradient."""
-    run, n = runs.finished(losses_once), runs.world_size
+    run, n = finished(runs, losses_once, KINDS), runs.world_size
     for name, words in LOGITS.items():
         right = Right(runs.seed, n, name)
         if not all_close([v[name]["loss"] for v in run.values], [right.loss] * n):
@@ -285,7 +288,8 @@ def gradient_of_one_process(runs: Runs) -> str | None:
         found = [value[name]["gradient"] for value in run.values]
         if all(not gradient.numel() for gradient in found):
             raise NotYetError(
-                "no gradient reaches the logits",
+                "no gradient reaches the logits from the loss, expected one on every "
+                "rank",
                 slug="autograd-cut-off",
                 evidence=calls_of_each(run),
                 rule="autograd must record the path from the logits to the loss: "
@@ -294,12 +298,13 @@ def gradient_of_one_process(runs: Runs) -> str | None:
         expect_values(
             found,
             right.gradients,
-            what=f"the gradient of the logits{words}",
+            what=f"{words}the gradient" if words else "the gradient of the logits",
             suspects=[
                 Suspect(
                     slug="summed-in-both-directions",
                     values=[n * gradient for gradient in right.gradients],
-                    sentence=f"the gradient of the logits is {n} × the expected one",
+                    sentence=f"the gradient of the logits is {n} × the expected one, "
+                    f"as if summed over the {n} ranks",
                     rule="every rank continues with the same sum: backward copies its "
                     "gradient",
                 ),
@@ -307,7 +312,7 @@ def gradient_of_one_process(runs: Runs) -> str | None:
                     slug="",
                     values=same_everywhere(torch.stack(right.gradients).sum(0), n),
                     sentence="the gradient of the logits is summed over the ranks, "
-                    "although each rank has other columns",
+                    "expected each rank to keep that of its own columns",
                     rule="each rank keeps the gradient of its columns",
                 ),
             ],
@@ -323,7 +328,7 @@ def gradient_of_one_process(runs: Runs) -> str | None:
 )
 def little_is_sent(runs: Runs) -> str | None:
     """The numbers that a rank hands over, for one loss."""
-    run, n = runs.finished(losses_once), runs.world_size
+    run, n = finished(runs, losses_once, KINDS), runs.world_size
     sent = [
         sum(math.prod(call["shape"] or []) for call in record.calls()) / len(LOGITS)
         for record in run.ranks

@@ -69,7 +69,7 @@ def expect_frozen(run: Run, n: int) -> None:
         rank = next(rank for rank, names in freed.items() if names)
         raise NotYetError(
             f"{freed[rank].partition(',')[0]} was frozen, but rank {rank}'s shard "
-            "of it requires a gradient",
+            "requires a gradient, expected it to stay frozen",
             evidence=[
                 (rank, "trainable", names) for rank, names in freed.items() if names
             ],
