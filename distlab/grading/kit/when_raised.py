@@ -15,6 +15,8 @@ from distlab.runner import Run
 _TAILS = (
     " (at least one dimension spans",
     " because the unspecified dimension size",
+    " (or directly access saved",
+    ". The gradient must match",
 )
 """Where torch's text goes on with what the first half says already."""
 

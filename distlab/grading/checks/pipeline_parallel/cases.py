@@ -36,6 +36,7 @@ from distlab.grading.kit.flat import gradients_of
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.stages import NOT_YOURS, ROUNDED, make_batch, make_like
 from distlab.grading.kit.values import Suspect, all_close, expect_values
+from distlab.grading.kit.when_raised import without_tail
 from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs
 from distlab.grading.verdict import NotYetError
@@ -81,7 +82,7 @@ def all_cases(n: int) -> list[ScheduleCase]:
             ScheduleCase("GPipe", 1, few, all_then_all(n, len(few))),
             *cases,
             ScheduleCase(
-                "GPipe in different orders",
+                "GPipe in different orders per rank",
                 1,
                 few,
                 unlike_orders(n, len(few)),
@@ -91,7 +92,7 @@ def all_cases(n: int) -> list[ScheduleCase]:
     if n > 1:
         sizes = (*(2,) * (n * max(1, 4 // n) - 1), 1)
         schedules = in_turns(n, len(sizes), 2)
-        cases.append(ScheduleCase("interleaved", 2, sizes, schedules))
+        cases.append(ScheduleCase("interleaved 1F1B", 2, sizes, schedules))
     if n == 3:
         name, schedules = "a loss that is nan", all_then_all(n, 2)
         cases.append(ScheduleCase(name, 1, (2, 1), schedules, loss_fn=nan_once))
@@ -276,7 +277,7 @@ def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
             slug="last-microbatch-only",
             values=weighted(*(0.0,) * (m - 1), weight),
             sentence=f"{case.said} the gradients are those of the last microbatch "
-            "alone",
+            f"alone, expected the mean over all {m} microbatches",
             rule="backward() adds to .grad: let it accumulate over the microbatches",
         )
 
@@ -285,14 +286,15 @@ def _suspects(seed: int, n: int, case: ScheduleCase) -> list[Suspect]:
             slug="microbatches-summed",
             values=weighted(*(1.0,) * m),
             sentence=f"{case.said} the gradients are the sum of the {m} microbatches' "
-            "mean gradients, never divided",
+            f"mean gradients, expected the mean over all {sum(case.sizes)} samples",
             rule="weight each microbatch by its samples / all samples",
         ),
         Suspect(
             slug="mean-of-microbatches",
             values=weighted(*(1.0 / m,) * m),
-            sentence=f"{case.said} each microbatch has the weight 1/{m}, but the last "
-            f"one has {case.sizes[-1]} of {sum(case.sizes)} samples",
+            sentence=f"{case.said} each microbatch has the weight 1/{m}, expected "
+            f"{case.sizes[-1]}/{sum(case.sizes)} for the last one, which has "
+            f"{case.sizes[-1]} of {sum(case.sizes)} samples",
             rule="weight each microbatch by its samples / all samples",
         ),
     ]
@@ -310,15 +312,16 @@ def _backward_in_two(case: ScheduleCase, grown: list[Tensor]) -> list[Suspect]:
         Suspect(
             slug="weight-gradients-missing",
             values=[torch.full_like(gradient, case.before) for gradient in grown],
-            sentence=f"{case.said} gradients go from stage to stage, but nothing was "
-            "added to any .grad",
+            sentence=f"{case.said} gradients go from stage to stage, but no stage "
+            "added its weights' gradients to .grad",
             rule="backward has two results: the gradient of the input, to be sent, and "
             "those of the weights, to be added up",
         ),
         Suspect(
             slug="backward-twice",
             values=[case.before + (1 + (r > 0)) * g for r, g in enumerate(grown)],
-            sentence=f"{case.said} all stages but the first add their gradients twice",
+            sentence=f"{case.said} all stages but the first add their gradients twice, "
+            "expected once",
             rule="each backward() adds to every .grad it reaches: name the tensors "
             "that need gradients, torch.autograd.grad(output, x, gradient)",
         ),
@@ -336,8 +339,8 @@ def expect_gradients(case: ScheduleCase, actual: list[Tensor], seed: int) -> flo
     expected = [case.before + gradient for gradient in grown]
     if case.before and all_close(actual, grown, ROUNDED):
         raise NotYetError(
-            f"{case.said} the gradients are right, but what was in .grad before is "
-            "lost",
+            f"{case.said} the new gradients replaced what was in .grad, expected them "
+            "to be added to it",
             rule="add to .grad; only the caller sets it to zero",
         )
     expect_values(
@@ -386,7 +389,7 @@ def _in_words(error: NotYetError, cases: Cases) -> NotYetError:
     if stopped or error.slug in ("raised", "input-without-grad"):
         begun = reports_made(run)
         name = f"with {cases(run.world_size)[begun - 1].name}, " if begun else ""
-        error = error.but(message=f"{name}{error.message}")
+        error = error.but(message=f"{name}{without_tail(error.message)}")
     return error
 
 
@@ -401,6 +404,6 @@ def _untagged(run: Run) -> str:
     for (rank, dst, tagged), count in links.items():
         if not tagged and count > max(1, len(run.ranks[rank].marks)):
             if not any(tagged for *_, tagged in links):
-                return "no message has its tag"
+                return "no message was sent with its tag"
             return f"{count} messages from rank {rank} to rank {dst} have no tag"
     return ""

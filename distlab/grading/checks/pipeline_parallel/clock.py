@@ -91,6 +91,15 @@ def named(entry: Entry) -> str:
     return f"{kind}{number}" + "'" * chunk
 
 
+def in_words(entry: Entry) -> str:
+    """The same for a headline: "the forward of microbatch 3"."""
+    kind, number, chunk = entry
+    where = f" (chunk {chunk})" if chunk else ""
+    return (
+        f"the {'forward' if kind == 'F' else 'backward'} of microbatch {number}{where}"
+    )
+
+
 # ── schedules to run an executor with ───────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ from distlab.grading.checks.pipeline_parallel.clock import (
     Schedules,
     all_then_all,
     in_turns,
-    named,
+    in_words,
     peak,
 )
 from distlab.grading.checks.pipeline_parallel.execute import (
@@ -39,16 +39,17 @@ from distlab.runner.autopsy import Evidence, place
 from distlab.sim.plans import closed_forms as forms
 
 STAGES, MICROBATCHES = 4, 8  # more are played in tests/workbench
-SCHEDULES = ("GPipe", "1F1B", "interleaved", "the last microbatch backward first")
+CHUNKED, REVERSED = "interleaved 1F1B", "the last microbatch backward first"
+SCHEDULES = ("GPipe", "1F1B", CHUNKED, REVERSED)
 
 
 def _schedules(name: str, n: int) -> Schedules:
-    if name == SCHEDULES[-1]:
+    if name == REVERSED:
         forward = [("F", number, 0) for number in range(3)]
         return [[*forward, *(("B", number, 0) for number in (2, 0, 1))]] * n
     if name == "GPipe":
         return all_then_all(n, 4)
-    return in_turns(n, 2 * n, 1 + (name == "interleaved"))
+    return in_turns(n, 2 * n, 1 + (name == CHUNKED))
 
 
 class _Send:
@@ -94,7 +95,7 @@ def _flaws(
     expected: set[Any] = set()
     for entry in schedule:
         action, stage = unit.Action(*entry), entry[2] * n + rank
-        key, after = (entry[2], entry[1]), f"after {named(entry)}"
+        key, after = (entry[2], entry[1]), f"after {in_words(entry)},"
         forward = action._replace(kind="F")
         if action.kind == "F":
             kept[key] = torch.zeros(1), torch.zeros(1)
@@ -106,16 +107,26 @@ def _flaws(
         unit.free(action, kept, sends)
         for other, send in all_sends.items():
             if other not in sends and not send.waited:
-                name = named(other)
-                yield "dropped", f"{after} it removes the send of {name} without wait()"
+                does = f"free removes the send of {_sent(other)} without wait()"
+                yield "dropped", f"{after} {does}, expected it to wait first"
         for other, send in all_sends.items():
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
-                yield "waited", f"{after} it waits for the send of {named(other)}"
+                does = f"free waits for the send of {_sent(other)}"
+                yield "waited", f"{after} {does}, which may not have arrived yet"
         if action.kind == "B" and forward in sends:
-            yield "kept", f"{after} the send of {named(forward)} is still in sends"
+            what = f"the send of {_sent(forward)} is still in sends"
+            yield "kept", f"{after} {what}, expected free to remove it"
         if action.kind == "B" and key in kept:
-            yield "kept", f"{after} its microbatch still has an entry in kept"
+            what = "its microbatch still has an entry in kept"
+            yield "kept", f"{after} {what}, expected free to remove it"
+
+
+def _sent(action: Any) -> str:
+    """What an action has sent, in words."""
+    where = f" (chunk {action.chunk})" if action.chunk else ""
+    what = "output" if action.kind == "F" else "gradient"
+    return f"microbatch {action.microbatch}'s {what}{where}"
 
 
 def _expect_free(runs: Runs, kind: str) -> None:
@@ -126,7 +137,7 @@ def _expect_free(runs: Runs, kind: str) -> None:
                 slug, rule = _MEANS[kind]
                 at = value[number]["at"]
                 raise NotYetError(
-                    f"{name}, free() on rank {rank}: {sentence}",
+                    f"with {name} on rank {rank}, {sentence}",
                     slug=slug,
                     evidence=(Evidence(rank=rank, state="free", where=at),),
                     rule=rule,
@@ -178,8 +189,8 @@ def no_needless_waiting(runs: Runs) -> str | None:
         took_s = max(value[number]["time_s"] for value in report)
         if round(1e12 * took_s) > round(1e12 * formula_s):
             late = (
-                f"{STAGES} simulated ranks, {MICROBATCHES} microbatches, {name}: "
-                f"{1000 * took_s:.0f} ms, where {1000 * formula_s:.0f} are enough"
+                f"on {STAGES} simulated ranks, {name} with {MICROBATCHES} microbatches "
+                f"takes {1000 * took_s:.0f} ms, expected {1000 * formula_s:.0f} ms"
             )
             _expect_no_more_runs([value[number]["runs"] for value in report], late)
             raise NotYetError(
@@ -206,7 +217,7 @@ def _expect_no_more_runs(runs: list[int], late: str) -> None:
     rank = runs.index(max(runs))
     if runs[rank] > MICROBATCHES:
         raise NotYetError(
-            f"{late}; the stage of rank {rank} runs {runs[rank]} forwards",
+            f"{late}: rank {rank} runs {runs[rank]} forwards, expected {MICROBATCHES}",
             slug="stage-runs-again",
             rule="keep the output of the forward: backward starts at it",
         )

@@ -24,13 +24,14 @@ def expect_let_go(name: str, schedules: Schedules, left: list[Left]) -> None:
         return
     always = all(_is_one_late(left[rank]) for rank in late)
     if always:
-        sentence = "each microbatch is still kept when the next one runs backward"
+        sentence = "each microbatch is still kept when the next one runs backward, "
+        sentence += "expected it to be freed right after its own backward"
     else:
         number, kept = next((b, k) for b, k in left[late[0]] if k)
-        sentence = f"during the backward of microbatch {number}, rank {late[0]} "
-        sentence += f"still keeps microbatch {kept[-1]}, whose backward is done"
+        sentence = f"rank {late[0]} still keeps microbatch {kept[-1]} during the "
+        sentence += f"backward of microbatch {number}, expected it to be freed before"
     raise NotYetError(
-        f"{name}: {sentence}",
+        f"with {name}, {sentence}",
         slug="let-go-one-late" if always else "",
         evidence=[
             (rank, "kept" if rank in late else "right", _told(own))

@@ -135,10 +135,12 @@ def expect_no_graph_in_the_loss(
     full = any(total <= w + 1 for w in flights)
     if len(over) == 1 or full or not over[-1] or any(over[:-1]):
         return
-    name, file, line = look() or ("the sum or list of losses", "", 0)
+    holder = look()
+    name, file, line = holder or ("the sum or list of losses", "", 0)
+    name = f"`{name}`" if holder else name
     raise NotYetError(
-        f"with {case.name}, only rank {len(over) - 1}, which has the loss, keeps more "
-        f"microbatches than are in flight: {name} holds every graph",
+        f"with {case.name}, rank {len(over) - 1} keeps the graphs of microbatches that "
+        f"are done: {name} holds them, expected values without a graph",
         slug="loss-holds-graph",
         evidence=tuple(
             Evidence(
@@ -156,8 +158,9 @@ def expect_no_graph_in_the_loss(
 def wrong_losses(losses: Sequence[Tensor]) -> list[tuple[str, float]]:
     """What else may come of the microbatches' losses, in words."""
     values = [float(loss) for loss in losses]
+    wanted = "expected the mean over all samples"
     return [
-        ("that of the last microbatch only", values[-1]),
-        ("the sum over the microbatches", sum(values)),
-        ("the mean over microbatches, not over samples", sum(values) / len(values)),
+        (f"the last microbatch's alone, {wanted}", values[-1]),
+        (f"the sum over the microbatches, {wanted}", sum(values)),
+        (f"the mean over the microbatches, {wanted}", sum(values) / len(values)),
     ]

@@ -6,8 +6,10 @@ from functools import partial
 
 from distlab.grading.checks.pipeline_parallel.clock import (
     Entry,
+    in_words,
     lead,
     named,
+    needs,
     play_schedules,
 )
 from distlab.grading.checks.pipeline_parallel.plans import (
@@ -50,10 +52,14 @@ def _stuck(
         Evidence(rank, "waits", f"{named(entry)} needs {needed}")
         for rank, entry, needed in stuck
     )
-    rank, entry, needed = stuck[0]
+    rank, entry, _ = stuck[0]
+    need = needs(entry, rank, plan.n, plan.v)
+    assert need
+    kind, number, stage = need
+    awaited = in_words((kind, number, stage // plan.n))
     return NotYetError(
-        f"{plan.setting}: deadlock: rank {rank} cannot run {named(entry)} before "
-        f"{needed}, which never runs",
+        f"{plan.said} rank {rank} waits forever for {awaited} on rank "
+        f"{stage % plan.n}, which never runs",
         slug="schedules-do-not-fit",
         evidence=lines,
         rule="follow the waits from rank to rank: they form a cycle",
@@ -76,8 +82,8 @@ def _slow(
     ]
     slug = "warmup-too-short" if short and same else ""
     return NotYetError(
-        f"{plan.setting}, t_f = {forward}, t_b = {backward}: all together take {time} "
-        f"units, where {enough} are enough",
+        f"{plan.said} the batch takes {time} time units, expected {enough}, if a "
+        f"forward takes {forward} and a backward {backward}",
         slug=slug,
         evidence=plan.table(),
         rule=f"rank {short[0]} runs its first backward after "

@@ -16,6 +16,7 @@ from typing import Any
 from distlab.grading.checks.pipeline_parallel.clock import (
     Entry,
     Schedules,
+    in_words,
     lead,
     named,
     peak,
@@ -58,6 +59,12 @@ class SchedulePlan:
         chunks = f", {self.v} chunks" if self.v > 1 else ""
         return f"{ranks}, {microbatches}{chunks}"
 
+    @property
+    def said(self) -> str:
+        """How a headline about it begins."""
+        *most, last = self.setting.split(", ")
+        return f"with {', '.join(most)} and {last},"
+
     def table(self) -> tuple[Evidence, ...]:
         """Each rank's list."""
         lines = []
@@ -99,7 +106,7 @@ def clause_of(name: str, clause_id: str) -> Callable[[Judge], Judge]:
 
 def _read(schedule: Any) -> list[Entry] | str:
     if not isinstance(schedule, list | tuple):
-        return f"is {schedule!r:.40}, not a list"
+        return f"is {schedule!r:.24}, expected a list of Actions"
     entries = []
     for entry in schedule[:_LIMIT]:
         try:
@@ -119,7 +126,7 @@ def _plans(runs: Runs, name: str) -> Iterator[SchedulePlan]:
         for rank, schedule in enumerate(schedules):
             if isinstance(schedule, str):
                 raise NotYetError(
-                    f"{n} ranks, {m} microbatches: the schedule of rank {rank} "
+                    f"with {n} ranks and {m} microbatches, the schedule of rank {rank} "
                     f"{schedule}",
                     rule='a list of Action("F", number) and Action("B", number)',
                     fatal=True,
@@ -143,7 +150,7 @@ def expect_complete(plan: SchedulePlan) -> None:
     """
     for rank, flaw, slug in _flaws(plan):
         raise NotYetError(
-            f"{plan.setting}: rank {rank} {flaw}",
+            f"{plan.said} rank {rank} {flaw}",
             slug=slug,
             evidence=plan.table(),
             rule="each microbatch one forward, and later one backward",
@@ -164,17 +171,18 @@ def _flaw(schedule: list[Entry], wanted: list[tuple[int, int]]) -> tuple[str, st
     counts = Counter(schedule)
     for entry in schedule:
         if entry not in every:
-            return f"has {named(entry)}, which does not exist", ""
+            return f"runs {in_words(entry)}, which does not exist", ""
         if counts[entry] > 1:
-            return f"has {named(entry)} {counts[entry]} times", ""
+            often = f"{counts[entry]} times, expected once"
+            return f"runs {in_words(entry)} {often}", ""
     missing = sorted(every - set(schedule), key=lambda entry: (entry[0] != "F", *entry))
     if missing:
-        return f"never runs {named(missing[0])}", "schedule-incomplete"
+        return f"never runs {in_words(missing[0])}", "schedule-incomplete"
     place = {entry: index for index, entry in enumerate(schedule)}
     for pair in wanted:
         if place[("B", *pair)] < place[("F", *pair)]:
-            first, second = named(("B", *pair)), named(("F", *pair))
-            return f"runs {first} before {second}", "backward-before-forward"
+            first = in_words(("B", *pair))
+            return f"runs {first} before its forward", "backward-before-forward"
     return "", ""
 
 
@@ -200,11 +208,12 @@ def interleaved_is_complete(runs: Runs) -> str | None:
     """The same through every chunk; m that n does not divide is refused."""
     _judge_complete("interleaved", runs)
     told = _worked_out(runs, "interleaved")["refused"]
-    for (n, m, v), what in zip(ODD, told, strict=True):
+    for (n, m, _), what in zip(ODD, told, strict=True):
         if what != "raises ValueError":
+            does = what.replace("raises", "raised")
             raise NotYetError(
-                f"{m} microbatches on {n} ranks, v = {v}: interleaved {what}; they do "
-                f"not form groups of {n}: that must be a ValueError",
+                f"with {m} microbatches on {n} ranks, interleaved {does}, expected a "
+                f"ValueError because {m} isn't a multiple of {n}",
                 rule="look at num_microbatches % world_size first",
             )
     return None
@@ -222,8 +231,8 @@ def forwards_come_first(runs: Runs) -> str | None:
                 first, late = schedule[lead(schedule)], schedule[lead(schedule) :]
                 forward = next(entry for entry in late if entry[0] == "F")
                 raise NotYetError(
-                    f"{plan.setting}: rank {rank} runs {named(first)} before "
-                    f"{named(forward)}",
+                    f"{plan.said} rank {rank} runs {in_words(first)} before "
+                    f"{in_words(forward)}, expected all forwards first",
                     evidence=plan.table(),
                     rule="GPipe: all forwards of the batch, then all backwards",
                 )
@@ -249,8 +258,8 @@ def _judge_peaks(name: str, runs: Runs) -> str:
             one_more = max(p - _bound(plan, r) for r, p in enumerate(peaks)) <= 1
             slug = "warmup-too-long" if one_more and bound < total else ""
             raise NotYetError(
-                f"{plan.setting}: rank {rank} has {most} forwards in flight at "
-                f"once, where {bound} are enough",
+                f"{plan.said} rank {rank} has {most} forwards in flight at once, "
+                f"expected at most {bound}",
                 slug="gpipe-in-disguise" if disguised else slug,
                 evidence=plan.table(),
                 rule="the activations of each forward are kept until its backward",

@@ -164,27 +164,28 @@ def gradients_of_one_process(runs: Runs) -> str | None:
             "microbatches-summed",
             float(m),
             f"the gradients are the sum of the {m} microbatches' mean gradients, "
-            "never divided",
+            "expected their mean",
             "scale_grads=True, which is what a schedule does unless told otherwise",
         ),
         (
             "",
             1 / m,
-            f"the gradients are 1/{m} of the expected ones: they were divided by the "
-            f"{m} microbatches twice",
+            f"the gradients are 1/{m} of the expected ones, as if divided twice by the "
+            f"{m} microbatches",
             "a schedule divides by the microbatches; the loss is a plain mean",
         ),
         (
             "",
             0.0,
-            "no stage has gradients, so no backward ran",
+            "after the batch no stage has a gradient, expected a backward of each "
+            "microbatch",
             "a schedule with a loss_fn, and step with the target on the last rank",
         ),
     ]
     expect_values(
         [value["gradients"] for value in run.values],
         right,
-        what="what is in the .grad of the stage",
+        what="the .grad of the stage",
         suspects=[
             Suspect(
                 slug=slug,
@@ -215,7 +216,7 @@ def loss_everywhere(runs: Runs) -> str | None:
         expect_values(
             [torch.tensor(_number(value["nan"]["loss"])) for value in run.values],
             same_everywhere(torch.tensor(torch.nan), WITH_NAN),
-            what="where the first microbatch's loss is nan, the returned loss",
+            what="when the first microbatch's loss is nan, the returned loss",
         )
     return None
 
@@ -245,9 +246,10 @@ def few_in_flight(runs: Runs) -> str | None:
     orders = [value["events"] for value in run.values]
     peaks = [_peak(order) for order in orders]
     if any(peak > n - rank for rank, peak in enumerate(peaks)):
+        over = next(rank for rank, peak in enumerate(peaks) if peak > n - rank)
         raise NotYetError(
-            f"up to {max(peaks)} of {m} microbatches are in flight on a rank, expected "
-            f"at most {n}, as in 1F1B on rank 0",
+            f"with {m} microbatches, rank {over} has up to {peaks[over]} in flight, "
+            f"expected at most {n - over}, as in 1F1B",
             slug="gpipe-in-disguise" if peaks == [m] * n else "",
             evidence=[
                 (

@@ -188,5 +188,5 @@ def raced(runs: Runs, stages: int, m: int) -> list[list[dict[str, Any]]]:
         return told(*RACED)
     except NotYetError as error:
         name = next(filter(stops, RACED), "")
-        message = f"{name}: {error.message}" if name else error.message
+        message = f"with {name}, {error.message}" if name else error.message
         raise error.but(message=message) from error

@@ -121,8 +121,8 @@ def _expect_all_digits(run: Run, cases: list[ScheduleCase]) -> None:
             sent = sum(call["bytes"] for call in calls)
             if sent < needed:
                 raise NotYetError(
-                    f"rank {record.rank} sends {sent} bytes to rank {dst}, where the "
-                    f"stage's tensors have {needed}: digits are lost",
+                    f"rank {record.rank} sends {sent} bytes to rank {dst}, expected "
+                    f"{needed}, as many as the stage's tensors have in their dtype",
                     evidence=tuple(
                         Evidence(
                             rank=record.rank,
@@ -156,8 +156,8 @@ def _expect_one_forward(case: ScheduleCase, runs: list[int]) -> None:
     enough = len(case.sizes) * case.num_chunks
     if max(runs) > enough:
         raise NotYetError(
-            f"{case.said} a stage of rank {runs.index(max(runs))} runs {max(runs)} "
-            f"times, expected {enough}",
+            f"{case.said} rank {runs.index(max(runs))} runs {max(runs)} forwards, "
+            f"expected {enough}: one per microbatch and chunk",
             slug="stage-runs-again",
             evidence=[
                 (rank, "runs", f"{count} forwards") for rank, count in enumerate(runs)
