@@ -14,12 +14,14 @@ from torch import Tensor
 from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
     HUGE,
     HUGE_AT,
+    KINDS,
     NARROW,
     NO_GRADIENT_AT,
     SLOPES,
     STEPS,
     TWICE_AT,
     TWO_STEPS,
+    TWO_WHEN,
     halved,
     raw_gradient,
     scaled_steps,
@@ -27,9 +29,11 @@ from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
 from distlab.grading.clause import clause
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import brief, close
+from distlab.grading.kit.when_raised import finished
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
+from distlab.terminal import ranks_in_words
 
 WORLDS = (3, 2, 4, 5, 1)
 CALM = 4  # steps before the first overflow
@@ -46,7 +50,7 @@ RULE_STALE = "update ends the step: empty self.overflow there"
 )
 def unscaled_once(runs: Runs) -> str | None:
     """After the step the gradients are what float16 left, over the scale."""
-    run = runs.finished(scaled_steps)
+    run = finished(runs, scaled_steps, KINDS)
     n = runs.world_size
     for step in range(CALM):
         for rank in range(n):
@@ -71,16 +75,19 @@ def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
     rule = "return the loss times the scale; do not detach it"
     if came is None:
         raise NotYetError(
-            "autograd has no path from the tensor that scale returned to the weights",
+            "after backward() of what scale returned, the weights have no gradient: "
+            "expected the loss times the scale, with its graph",
             rule=rule,
             fatal=True,
         )
     if not close(came, halved(raw, scale), LOOSE):
         vanished = bool((came[raw < 1e-6] == 0).all())
         raise NotYetError(
-            f"backward() computed {brief(came)} on rank {rank}, expected "
-            f"{brief(halved(raw, scale))} with the scale {scale:g}"
-            + (": the small gradients became 0 in float16" if vanished else ""),
+            f"with scale {scale:g}, small gradients still became 0 in float16 on rank "
+            f"{rank}, expected backward() from the loss times the scale"
+            if vanished
+            else f"with scale {scale:g}, backward() computed {brief(came, 3)} on rank "
+            f"{rank}, expected {brief(halved(raw, scale), 3)}",
             slug="gradients-underflow" if vanished else "",
             rule=rule,
             fatal=True,
@@ -95,8 +102,8 @@ def _expect_not_remembered(run: Run, seed: int, rank: int) -> None:
     later = [_undivided(run, seed, step, rank) for step in range(1, CALM)]
     if all(later) and _same(run.values[rank][0]["after"], divided):
         raise NotYetError(
-            "the gradients are divided in the first step and in no later step: in step "
-            f"2 they are still {scales[1]:g} times too large",
+            "the gradients are divided by the scale in step 1 only: in step 2 they are "
+            f"still {scales[1]:g} times too large",
             slug=STALE,
             rule=RULE_STALE,
         )
@@ -120,10 +127,11 @@ def _expect_each_unscaled(found: list[Tensor | None], rank: int) -> None:
     for number, (gradient, slope) in enumerate(zip(found, SLOPES, strict=True)):
         if close(gradient, torch.full((2,), slope), LOOSE):
             continue
-        got = "none" if gradient is None else brief(gradient)
+        got = "None" if gradient is None else f"{float(gradient[0]):.3g}"
+        which = "second" if number else "first"
         raise NotYetError(
-            f"of two optimizers in one step, number {number + 1} has the gradient "
-            f"{got} on rank {rank}, expected {slope:g} with a scale of 8",
+            f"with two optimizers in one step and scale 8, the {which} one's gradient "
+            f"is {got} on rank {rank}, expected {slope:g}",
             slug="per-scaler-state",
             rule="remember for each optimizer whether its gradients were divided",
         )
@@ -133,8 +141,8 @@ def _expect_in_float16(found: Tensor, rank: int) -> None:
     gradient, scale = NARROW
     if not close(found, torch.full((2,), gradient / scale), LOOSE):
         raise NotYetError(
-            f"a float16 gradient of {gradient:g}, divided by the scale {scale:g}, is "
-            f"{float(found[0]):g} on rank {rank}, expected {gradient / scale:g}",
+            f"for a float16 gradient of {gradient:g} and scale {scale:g}, unscale_ "
+            f"gives {float(found[0]):g} on rank {rank}, expected {gradient / scale:g}",
             rule="a float16 tensor holds no number above 65504: divide by a Python "
             "float",
         )
@@ -144,7 +152,7 @@ _PLAYED = {"early": range(0, STEPS, 2), "again": [TWICE_AT], "after": range(STEP
 _WHEN = {
     "early": "after unscale_",
     "again": "after a second unscale_ in the same step",
-    "after": "at the optimizer's step",
+    "after": "after scaler.step",
 }
 
 
@@ -156,14 +164,25 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
     what = _WHEN[when]
     known = (
         ("never-unscaled", scaled, f"still {scale:g} times too large"),
-        ("unscaled-twice", scaled / scale**2, f"divided by {scale:g} twice"),
-        ("", scaled * scale, f"multiplied by {scale:g} a second time"),
+        (
+            "unscaled-twice",
+            scaled / scale**2,
+            f"divided by the scale, {scale:g}, twice, expected once",
+        ),
+        (
+            "",
+            scaled * scale,
+            f"multiplied by the scale, {scale:g}, a second time, expected them divided "
+            "by it",
+        ),
     )
     slug = ""
-    sentence = f"{what} the gradients are wrong on rank {rank}"
+    got = "None" if found is None else brief(found, 3)
+    right = brief(scaled / scale, 3)
+    sentence = f"{what}, the gradients are {got} on rank {rank}, expected {right}"
     for name, values, words in known:
         if _same(found, values):
-            slug, sentence = name, f"{what} the gradients are {words}"
+            slug, sentence = name, f"{what}, the gradients are {words}"
     raise NotYetError(
         sentence,
         slug=slug,
@@ -183,7 +202,7 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
 )
 def all_or_none_step(runs: Runs) -> str | None:
     """Whichever rank overflows, in each step all ranks do the same."""
-    run = runs.finished(scaled_steps)
+    run = finished(runs, scaled_steps, KINDS)
     n, seed = runs.world_size, runs.seed
     took = [[record["steps"] for record in rank] for rank in run.values]
     flags = [_own_overflows(run, seed, step) for step in range(STEPS)]
@@ -197,20 +216,26 @@ def all_or_none_step(runs: Runs) -> str | None:
             if record["said"] is not bool(expected[step]):
                 done = "was taken" if expected[step] else "was skipped"
                 raise NotYetError(
-                    f"step {step + 1} {done}, but step() returned {record['said']}",
+                    f"step {step + 1} {done}, but scaler.step returned "
+                    f"{record['said']}, expected {bool(expected[step])}",
                     rule="return whether the optimizer stepped: a schedule that "
                     "counts steps must not count a skipped one",
                 )
     for rank, told in enumerate(run.values):
         if (steps := told[-1]["two"]["steps"]) != TWO_STEPS:
+            number, own, right = next(
+                (number, *pair)
+                for number, pair in enumerate(zip(steps, TWO_STEPS, strict=True))
+                if pair[0] != pair[1]
+            )
+            told = [f"{one[0]} and {one[1]} times" for one in (own, right)]
             raise NotYetError(
-                "two optimizers, and in the second step the first one has inf, in the "
-                f"third the second one: they stepped {steps} times on rank {rank}, "
-                f"expected {TWO_STEPS}",
+                f"{TWO_WHEN[number]}, they stepped {told[0]} on rank {rank}, "
+                f"expected {told[1]}",
                 slug="per-scaler-state",
                 rule="an optimizer is skipped for its own gradients only",
             )
-    expect_messages(run, "all ranks decide alike, but no message was sent")
+    expect_messages(run, "all ranks decide alike, but not through comm")
     skipped = expected.count(0)
     return f"n = {n}: {skipped} of {STEPS} steps skipped, by all ranks together"
 
@@ -231,9 +256,13 @@ def _wrong_decision(
 ) -> NotYetError:
     n, now = run.world_size, [rank[step]["steps"] for rank in run.values]
     culprits = [rank for rank, overflow in enumerate(flags[step]) if overflow]
-    names = ", ".join(map(str, culprits))
-    who = f"rank {names}" if len(culprits) == 1 else f"ranks {names}"
-    slug, sentence = "", f"in step {step + 1} the ranks stepped {now} times"
+    whose = "its" if len(culprits) == 1 else "their"
+    names = ranks_in_words(culprits) if culprits else "no rank"
+    who = f"{names} had inf or nan in {whose} gradients"
+    slug, stepped = "", next((r for r, count in enumerate(now) if count), 0)
+    sentence = (
+        f"in step {step + 1}, {who}, but rank {stepped} stepped, expected none to"
+    )
     rule = (
         "one all_reduce tells every rank whether any gradient on any rank is inf or "
         "nan; then all ranks decide alike"
@@ -241,24 +270,33 @@ def _wrong_decision(
     if not culprits and not any(now) and step == HUGE_AT:
         slug = "finite-taken-for-inf"
         sentence = (
-            f"every rank skipped step {step + 1}, but no gradient was inf or nan: the "
-            f"largest was {HUGE:g}"
+            f"every rank skipped step {step + 1}, where the largest gradient is "
+            f"{HUGE:g}, expected a step: it is finite"
         )
         rule = "look at each element: the sum of finite numbers can be inf"
     elif not culprits and _stale(run, seed, step):
         slug, rule = STALE, RULE_STALE
         sentence = (
-            f"step {step} was skipped, and so was step {step + 1}, where no gradient "
-            "is inf or nan: its gradients were not checked"
+            f"after skipping step {step}, the ranks also skipped step {step + 1}, "
+            "where no gradient is inf or nan, expected a step"
         )
     elif not culprits:
-        sentence += ", though no gradient was inf or nan"
+        odd = next(rank for rank, count in enumerate(now) if count != 1)
+        sentence = (
+            f"in step {step + 1}, where no gradient is inf or nan, rank {odd} stepped "
+            f"{now[odd]} times, expected once"
+        )
     elif all(now):
         slug = "overflow-applied"
-        sentence = f"{who} had inf or nan in step {step + 1}, and every rank stepped"
+        sentence = (
+            f"in step {step + 1}, {who}, but every rank stepped, expected none to"
+        )
     elif all(bool(s) != f for s, f in zip(now, flags[step], strict=True)) and n > 1:
         slug = "skips-alone"
-        sentence = f"{who} had inf or nan in step {step + 1} and skipped it alone"
+        alone = "only this rank" if len(culprits) == 1 else "only these ranks"
+        sentence = (
+            f"in step {step + 1}, {who} and {alone} skipped, expected all ranks to"
+        )
     text = ["stepped" if count else "skipped" for count in now]
     return NotYetError(
         sentence,

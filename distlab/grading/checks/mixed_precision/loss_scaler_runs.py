@@ -39,6 +39,15 @@ SETTINGS = {
 }
 
 
+# What there is among the parameters that an error may be about.
+KINDS = {
+    "'NoneType' and 'float'": "with a .grad that is None",
+    "view size": "with a transposed gradient",
+    "numel() == 0": "with a gradient of 0 elements",
+    "grad_dtype 'Double'": "with a float64 parameter",
+}
+
+
 # Which numbers of a gradient which master has: nan comes to the second one, inf to the
 # third, so that whoever looks at the first one only, or at the first group, sees none.
 _PARTS = (slice(4, 6), slice(0, 2), slice(2, 4))
@@ -138,6 +147,11 @@ def _below_one(unit: ModuleType, comm: Any) -> list[float]:
 SLOPES = (3.0, 5.0)  # the gradients of two optimizers' parameters
 TWO_SCALES = [8.0, 4.0, 2.0]  # after a good step, and after an overflow of each
 TWO_STEPS = [[1, 1], [0, 1], [1, 0]]
+TWO_WHEN = (
+    "with two optimizers and no inf",
+    "when only the first of two optimizers has an inf",
+    "when only the second of two optimizers has an inf",
+)
 
 
 def _two_optimizers(unit: ModuleType, comm: Any) -> dict[str, Any]:

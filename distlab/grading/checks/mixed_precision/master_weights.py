@@ -40,8 +40,8 @@ NARROW = 2.0**-5
 
 
 def _half(world_size: int) -> list[RunSpec]:
-    half = [on_ranks(up_step_down, dtype="float16")] if world_size == HALF_WORLD else []
-    return [on_ranks(up_step_down), *half]
+    half = on_ranks(up_step_down, dtype="float16").when("with a float16 model")
+    return [on_ranks(up_step_down), *[half] * (world_size == HALF_WORLD)]
 
 
 def _count(world_size: int) -> int:
@@ -67,20 +67,21 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
     n = len(after)
     narrow = sorted(set(run.values[0]["dtypes"]) - {"float32"})
     why = (
-        f"the master is {narrow[0]}"
+        f"it is {narrow[0]}, expected float32"
         if narrow
-        else "the float32 master was rounded to the model's 16 bits in each step"
+        else "it was rounded to the model's 16 bits in each step"
     )
     expect_values(
         after,
         same_everywhere(start + count * TINY, n),
-        what=f"after {count} updates of {TINY} the master",
+        what=f"after {count} updates of {TINY}, the master",
         tolerance=1e-4,
         suspects=[
             Suspect(
                 slug="tiny-updates-vanish",
                 values=same_everywhere(start, n),
-                sentence=f"{count} updates of {TINY} did not change the master: {why}",
+                sentence=f"after {count} updates of {TINY}, the master is unchanged: "
+                f"{why}",
                 rule="only the model is rounded; the master is float32, and never "
                 "filled from the model",
             ),
@@ -88,22 +89,22 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
     )
     if narrow:
         raise NotYetError(
-            f"the master is {narrow[0]}, not float32",
+            f"the master is {narrow[0]}, expected float32",
             rule="4 bytes per weight: fewer lose small updates, more are not needed",
         )
     shared = run.values[0]["shared"]
     if shared:
         raise NotYetError(
-            f"{shared} of a model is float32 already, and its master shares its "
-            "memory: an update of the master changes the model",
+            f"for {shared}, a parameter that is float32 already, the master shares its "
+            "memory, expected a copy",
             slug="nothing-copied",
             rule=".float() does not copy a float32 tensor: .to(…, copy=True) does",
         )
     wanted, found = run.values[0]["counts"]
     if found != wanted:
         raise NotYetError(
-            f"a model in which two modules share a parameter trains {wanted}; "
-            f"master_copy returned {found}",
+            "for a model in which two modules share a parameter, master_copy returned "
+            f"{found} masters, expected {wanted}",
             rule="model.parameters() has a shared parameter once",
         )
     _expect_not_filled(runs.ended(up_step_down))
@@ -121,10 +122,12 @@ def _expect_not_filled(run: Run) -> None:
         for step, up in enumerate(value["up"]):
             name, is_model = up["changed"]
             if name:
-                what = ": it has the model's values, rounded to 16 bits" * is_model
+                does = f"changed the master of {name}"
+                if is_model:
+                    does = f"filled the master of {name} with the model's 16-bit values"
                 raise NotYetError(
-                    f"in step {step + 1} gradients_to_master changed the master of "
-                    f"{name} on rank {rank}{what}",
+                    f"in step {step + 1} on rank {rank}, gradients_to_master {does}, "
+                    "expected only its .grad to change",
                     slug="tiny-updates-vanish" if is_model else "",
                     rule="the master is never filled from the model" * is_model,
                 )
@@ -139,25 +142,39 @@ def _expect_copies(value: dict[str, Any]) -> None:
         )
     if value["shapes"] != value["expected_shapes"]:
         raise NotYetError(
-            f"master_copy returned {len(value['shapes'])} tensors of shapes "
-            f"{value['shapes']} for trained parameters of {value['expected_shapes']}",
+            _wrong_shapes(value["shapes"], value["expected_shapes"]),
             rule="one copy for each parameter that needs a gradient, in the model's "
             "order",
             fatal=True,
         )
     if not torch.equal(value["first"], value["start"]):
         raise NotYetError(
-            f"the master starts at {brief(value['first'])}, "
-            f"the model at {brief(value['start'])}",
+            f"the master starts at {brief(value['first'], 3)}, expected the model's "
+            f"values, {brief(value['start'], 3)}",
             rule="a master starts with the values of its parameter",
             fatal=True,
         )
     if value["followed"]:
         raise NotYetError(
-            "the master is not a leaf tensor: no optimizer accepts it",
+            "the master isn't a leaf tensor, so no optimizer accepts it: expected a "
+            "new parameter",
             rule="copy without history: p.detach(), then a new nn.Parameter",
             fatal=True,
         )
+
+
+def _wrong_shapes(found: list[Any], expected: list[Any]) -> str:
+    if len(found) != len(expected):
+        return (
+            f"master_copy returned {len(found)} tensors, expected one for each of the "
+            f"{len(expected)} trained parameters"
+        )
+    pairs = enumerate(zip(found, expected, strict=True))
+    place, (got, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    return (
+        f"master {place} that master_copy returned has shape {list(got)}, expected "
+        f"{list(right)}, in the model's order"
+    )
 
 
 # ── C2: up ──────────────────────────────────────────────────────────────────────────
@@ -176,11 +193,11 @@ def _expect_wide_means(run: Run) -> None:
         ups = [value["up"][step] for value in run.values]
         _expect_mean(run, ups, step)
         _expect_none_left(ups)
-    expect_messages(run, "the gradients are correct, but no message was sent")
+    expect_messages(run, "the gradients are right, but not through comm")
     calls = [call for record in run.ranks for call in record.calls()]
     if any(str(call["dtype"]) == "float64" for call in calls):
         raise NotYetError(
-            "the gradients are sent as float64: 8 bytes per element, float32 has 4",
+            "the gradients are sent as float64, expected float32, half as many bytes",
             rule="cast to float32: a sum over a few ranks needs no more precision",
         )
 
@@ -192,14 +209,15 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
             found = up["up"][name]
             if own is not None and found is None:
                 raise NotYetError(
-                    f"the master of {name} has no gradient on rank {rank}",
+                    f"after gradients_to_master on rank {rank}, the master of {name} "
+                    "has no gradient, expected the mean",
                     rule="put the mean into the master's .grad, for every parameter "
                     "that has a gradient",
                 )
             if own is None and found is not None and found.any():
                 raise NotYetError(
-                    f"in step {step + 1} parameter {name} has no gradient, but its "
-                    f"master has {brief(found)} from an earlier step",
+                    f"in step {step + 1}, parameter {name} has no gradient, but its "
+                    f"master's is {brief(found, 3)}, expected None or zeros",
                     rule="set the gradient of such a master to None or zeros: the "
                     "optimizer would apply the old gradient again",
                 )
@@ -255,9 +273,9 @@ def _expect_wide(
         return
     calls = [call for record in run.ranks for call in record.calls()]
     narrow = sorted({str(c["dtype"]) for c in calls} & {"bfloat16", "float16"})
-    how = f"the ranks' sums were {narrow[0]}" if narrow else "it was rounded to 16 bits"
+    how = f"it was sent as {narrow[0]}" if narrow else "it was rounded to 16 bits"
     raise NotYetError(
-        f"the mean gradient is correct to about two digits only: {how}",
+        f"the mean gradient is right to about two digits only: {how}, expected float32",
         slug="summed-in-16-bits",
         rule="first cast the gradient to float32, then sum it over the ranks",
     )
@@ -285,25 +303,27 @@ def _wrong_means(
         everywhere(
             "sum-not-mean",
             n,
-            f"the master's gradient is {n} × the mean: summed and never divided",
+            f"the master's gradient is {n} × the mean: it was summed and never divided",
             once,
         ),
         everywhere(
             "divided-twice",
             1 / n,
-            f"the master's gradient is 1/{n} of the mean: divided twice",
+            f"the master's gradient is 1/{n} of the mean: it was divided twice",
             once,
         ),
         everywhere(
             "hard-coded-two" if n > 2 else "",
             n / 2,
-            f"the master's gradient is {n}/2 of the mean: as if divided by 2",
+            f"the master's gradient is {n}/2 of the mean, as if divided by 2 instead "
+            f"of {n}",
             once,
         ),
         Suspect(
             slug="own-gradient-only",
             values=own,
-            sentence="each master has the local gradient: nothing was averaged",
+            sentence="each rank's master has that rank's own gradient, expected the "
+            "mean over the ranks",
             rule="all-reduce the tensor that becomes the master's gradient",
         ),
         everywhere("", 0.0, *zero),
@@ -314,8 +334,8 @@ def _expect_none_left(ups: list[dict[str, Any]]) -> None:
     for rank, up in enumerate(ups):
         if up["left"]:
             raise NotYetError(
-                f"after the call the model's parameter {up['left']} still has its "
-                f"gradient on rank {rank}",
+                f"after gradients_to_master on rank {rank}, the model's parameter "
+                f"{up['left']} still has a gradient, expected None",
                 slug="gradients-not-zeroed",
                 rule="backward() adds to .grad: set the model's to None after you have "
                 "used it",
@@ -346,16 +366,17 @@ def _expect_rounded(run: Run) -> None:
             down = value["down"][step]
             if down["replaced"]:
                 raise NotYetError(
-                    f"the model's parameter {down['replaced']} was replaced by a new "
-                    "object: references to the old object never see the update",
+                    "after master_to_model, parameter "
+                    f"{down['replaced']} of the model is a new object, expected the "
+                    "old one with new values",
                     rule="write into the existing parameters",
                 )
             _expect_dtypes(down["dtypes"], value["dtypes"], rank)
             _expect_model(down, step, rank)
             if down["shared"]:
                 raise NotYetError(
-                    f"the model's parameter {down['shared']} now shares the memory of "
-                    "its master: the next update of the master changes the model",
+                    f"after master_to_model, parameter {down['shared']} of the model "
+                    "shares its master's memory, expected a copy of the values",
                     slug="nothing-copied",
                     rule=".to(dtype) does not copy a float32 tensor: "
                     "parameter.copy_(master) does",
@@ -367,8 +388,8 @@ def _expect_dtypes(found: dict[str, str], before: dict[str, str], rank: int) -> 
         if found[name] != dtype:
             widened = dtype in ("bfloat16", "float16") and found[name] == "float32"
             raise NotYetError(
-                f"on rank {rank} the model's parameter {name} was {dtype} and is "
-                f"{found[name]} now",
+                f"after master_to_model on rank {rank}, parameter {name} of the model "
+                f"is {found[name]}, expected {dtype} as before",
                 slug="model-widened" if widened else "",
                 rule="change the values, not the dtype: copy_ rounds to the dtype of "
                 "the destination",
@@ -385,14 +406,14 @@ def _expect_model(down: dict[str, Any], step: int, rank: int) -> None:
         if torch.equal(found, was):
             slug = "model-not-updated"
             sentence = (
-                f"the model's parameter {name} is unchanged after the step: the "
-                "master's update was not copied to it"
+                f"after step {step + 1}, parameter {name} of the model is unchanged, "
+                "expected its master's value, rounded"
             )
         text = f"got {brief(found)}   expected {brief(expected)}"
         raise NotYetError(
             sentence
-            or f"after step {step + 1} the model's parameter {name} is not the "
-            "master's value, rounded",
+            or f"after step {step + 1}, parameter {name} of the model is "
+            f"{brief(found)}, expected its master's value, rounded: {brief(expected)}",
             slug=slug,
             evidence=[(rank, "wrong", text)],
             rule="after each step copy every master into its parameter",

@@ -160,7 +160,8 @@ def _expect_types(records: list[dict[str, Any]]) -> None:
         )
         if set(record["kept"]) != {"torch.float32"}:
             raise NotYetError(
-                f"the weights are no longer float32 on rank {rank}",
+                f"on rank {rank}, the model's weights have become "
+                f"{listed(sorted({*record['kept']}))}, expected float32",
                 slug="weights-narrowed",
                 evidence=(evidence,),
                 rule="autocast does not change the weights: no model.bfloat16()",
@@ -193,23 +194,30 @@ def _expect_step(seed: int, records: list[dict[str, Any]], step: int) -> None:
         (
             "never-unscaled",
             lambda r, g: g * scales[r],
-            "the gradients are multiplied by the scale, never divided by it",
+            "the optimizer applied gradients still multiplied by the scale, expected "
+            "them divided by it",
         ),
         (
             "",
             lambda r, g: g / scales[r],
-            "the gradients are divided by the scale, but the loss wasn't multiplied",
+            "the gradients are divided by the scale, but the loss was never multiplied "
+            "by it",
         ),
         (
             "unscaled-twice",
             lambda r, g: g / scales[r] ** 2,
-            "the gradients are divided by the scale twice",
+            "the gradients are divided by the scale twice, expected once",
         ),
-        ("", lambda _, g: torch.zeros_like(g), "no weight changes"),
+        (
+            "",
+            lambda _, g: torch.zeros_like(g),
+            "no rank's weights changed, expected a step",
+        ),
         (
             "gradients-not-zeroed",
             lambda r, _: _piled_up(seed, r, step, scales[r]),
-            "the gradients are added to those of earlier steps",
+            "the gradients are added to those of earlier steps, expected this step's "
+            "alone",
         ),
     ]
     expect_values(
@@ -293,17 +301,14 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
     ]
     if spoiled:
         return NotYetError(
-            f"{had} rank {spoiled[0]} stepped, and its weights became inf or nan",
+            f"{had} rank {spoiled[0]} stepped and got inf or nan into its weights, "
+            "expected no rank to step",
             evidence=told,
         )
     alone = [s for s in (CALM, CALM + 1) if n > 1 and _alone(run, s)]
     if step in alone and len(alone) < 2:
-        other = CALM if step > CALM else CALM + 1
-        return NotYetError(
-            f"{had} only this rank skipped; in step {other + 1}, where rank "
-            f"{_culprit(other, n)}'s had, not only that rank did",
-            evidence=told,
-        )
+        sentence = f"{had} only this rank skipped, expected all ranks to"
+        return NotYetError(sentence, evidence=told)
     if step in alone:
         sentence = f"{had} only this rank skipped, expected all ranks to"
         return NotYetError(sentence, slug="skips-alone", evidence=told, rule=SHARED)
@@ -359,7 +364,7 @@ def same_scale(runs: Runs) -> str | None:
     )
     had, culprit = "", _culprit(step, n)
     if culprit is not None:
-        had = f", in which rank {culprit}'s gradients had inf or nan"
+        had = f", where rank {culprit} had inf or nan"
     slug, sentence = (
         "",
         (
@@ -371,8 +376,8 @@ def same_scale(runs: Runs) -> str | None:
         slug = "own-scale-per-rank"
         sentence += ": each rank's scaler only saw its own overflows"
     elif found == [scales(n, moves=False)] * n:
-        sentence = f"the scale stays {INIT_SCALE:g} in all steps: was scaler.update() "
-        sentence += "called?"
+        sentence = f"the scale stays {INIT_SCALE:g} in all {STEPS} steps, expected "
+        sentence += "scaler.update() to change it"
     raise NotYetError(
         sentence,
         slug=slug,
