@@ -14,6 +14,7 @@ import torch
 from distlab.given.planning import Model
 from distlab.grading.checks.planning import forms
 from distlab.grading.checks.planning.questions import CALLS, Call
+from distlab.grading.checks.planning.situation import situation
 from distlab.grading.kit.apart import apart, said
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs
@@ -40,14 +41,15 @@ def answers(
 
 def _read(value: Any) -> Answer:
     if value is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     if is_dataclass(value) and not isinstance(value, type):
         numbers: Mapping[str, Any] = asdict(value)
     else:
         numbers = {"": value}
     for name, number in numbers.items():
         if not isinstance(number, int | float):
-            return f"returns {number!r:.40}{f' as {name}' * bool(name)}, not a number"
+            field = f" as {name}" * bool(name)
+            return f"returned {number!r:.40}{field}, expected a number"
     return {name: float(number) for name, number in numbers.items()}
 
 
@@ -80,17 +82,14 @@ def expect_answers(
         num_calls += 1
         assert isinstance(right, dict)
         if isinstance(got, str):
-            raise NotYetError(f"{function} {got} ({call.words})", fatal=True)
+            raise NotYetError(f"for {call.words}, {function} {got}", fatal=True)
         if got.keys() != right.keys():
             kind = "a number" if "" in right else f"an object with {', '.join(right)}"
-            raise NotYetError(
-                f"{function} must return {kind} ({call.words})", fatal=True
-            )
+            raise NotYetError(f"{function} must return {kind}", fatal=True)
         rows += [(call, name, right[name], got[name]) for name in names or right]
     wrong = [row for row in rows if not _close(row[3], row[2])]
     if wrong:
-        shares = [_share(got, right) for _, _, right, got in rows]
-        raise _wrong(function, names, wrong, shares)
+        raise _wrong(function, names, wrong, rows)
     return f"{function}: {num_calls} questions"
 
 
@@ -104,20 +103,29 @@ def _share(got: float, right: float) -> float:
 
 
 def _wrong(
-    function: str, names: tuple[str, ...], rows: list[Row], shares: list[float]
+    function: str, names: tuple[str, ...], wrong: list[Row], rows: list[Row]
 ) -> NotYetError:
-    call, name, right, got = min(rows, key=lambda row: row[0].words.count(","))
-    what = f"{function}(…).{name}" if name else f"{function}(…)"
+    call, name, right, got = min(wrong, key=lambda row: row[0].words.count(","))
     pair = apart(got, right)
     if max(abs(got), abs(right)) >= 1e4 and got.is_integer() and right.is_integer():
         pair = _number(got), _number(right)
-    told = (len(rows) == len(shares) and _ratio(rows)) or _gap(call, got - right)
+    unit = " s" * (name or function).endswith("_s") * ("per_s" not in name)
+    returned = f"{name} = " * bool(name) + pair[0] + unit
+    told = (len(wrong) == len(rows) and _ratio(wrong)) or _gap(call, name, got - right)
+    alike = [row[0] for row in wrong if row[1] == name]
+    asked = [row[0] for row in rows if row[1] == name]
     return NotYetError(
-        f"{what} is {pair[0]}, expected {pair[1]}{told}, {_with(call, name)}",
-        evidence=_lines(rows),
+        f"{situation(call, name, alike, asked)}, {function} returned {returned}, "
+        f"expected {pair[1]}{unit}{told}",
+        evidence=_lines(wrong),
         difference=Difference(
             what=" ".join((function, *names)),
-            actual=(torch.tensor(shares, dtype=torch.float64),),
+            actual=(
+                torch.tensor(
+                    [_share(got, right) for _, _, right, got in rows],
+                    dtype=torch.float64,
+                ),
+            ),
             tolerance=CLOSE,
         ),
     )
@@ -133,53 +141,32 @@ def _ratio(rows: list[Row]) -> str:
         return ""
     if not first:
         return ""
-    return f" (wrong by the factor {first:.3g} everywhere)"
+    return f" (always {first:.3g} times the right value)"
 
 
-def _gap(call: Call, more: float) -> str:
-    """In words, if a number of weights is off by the size of one tensor."""
+def _gap(call: Call, name: str, more: float) -> str:
+    """In words, if a number is off by the size of one tensor, or by one cost."""
+    much = "too much" if more > 0 else "missing"
+    for part, size in _parts(call, name):
+        if math.isclose(size, abs(more), rel_tol=1e-9):
+            shown = _number(float(size)) if size >= 1e4 else said(size)
+            return f": {part} = {shown} is {much}"
+    return ""
+
+
+def _parts(call: Call, name: str) -> Iterator[tuple[str, float]]:
+    """What may be missing in an answer, and its size."""
+    if call.function == "goodput" and name == "lost_s":
+        recovery = call.arguments[2]
+        yield "interval_s / 2", forms.goodput(*call.arguments).interval_s / 2
+        yield "detection_s", recovery.detection_s
+        yield "restart_s", recovery.restart_s
     model = call.arguments[0] if call.arguments else None
-    if not isinstance(model, Model) or not more.is_integer():
-        return ""
-    h, v = model.hidden, model.vocab
-    sizes = {"hidden": h, "vocab · hidden": v * h, "6 · vocab · hidden": 6 * v * h}
-    found = [name for name, size in sizes.items() if size == abs(more)]
-    if not found:
-        return ""
-    much = "more" if more > 0 else "less"
-    return f" ({found[0]} = {int(abs(more)):,} {much})"
-
-
-def _with(call: Call, name: str) -> str:
-    """The question; of a job the parts that decide about this number."""
-    if call.function != "goodput":
-        return f"for {call.words}"
-    cluster, num_gpus, recovery, _ = call.arguments
-    right = forms.goodput(*call.arguments)
-    gpus = f"{num_gpus:,} GPUs"
-    if name == "share":
-        saving, failing = (
-            recovery.save_s / right.interval_s,
-            right.lost_s / right.mtbf_s,
-        )
-        return (
-            f"for save_s / interval_s = {saving:.3g} and lost_s / mtbf_s = "
-            f"{failing:.3g}"
-        )
-    if name in ("price", "wall_s"):
-        nodes = f"{recovery.spare_nodes} spare node{'s' * (recovery.spare_nodes != 1)}"
-        size = cluster.gpus_per_node
-        return (
-            f"for {gpus}, {nodes} of {size} GPUs each and a share of {right.share:.3g}"
-        )
-    if name == "lost_s":
-        return (
-            f"for interval_s={said(right.interval_s)}, "
-            f"detection_s={said(recovery.detection_s)}, "
-            f"restart_s={said(recovery.restart_s)}, repair_s={said(recovery.repair_s)} "
-            f"and spare_nodes={recovery.spare_nodes}"
-        )
-    return f"for {gpus} with gpu_mtbf_s={said(cluster.gpu_mtbf_s)}"
+    if isinstance(model, Model) and not call.function.endswith("_s"):
+        h, v = model.hidden, model.vocab
+        yield "hidden", h
+        yield "vocab · hidden", v * h
+        yield "6 · vocab · hidden", 6 * v * h
 
 
 def _lines(rows: list[Row]) -> Iterator[tuple[int, str, str]]:

@@ -36,7 +36,7 @@ Fields = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """A job to plan; its name says what is special about it."""
+    """A job to plan; its name says what is special about it: "for one GPU"."""
 
     name: str
     model: Model
@@ -67,23 +67,23 @@ SMALLEST = Layout(tensor=4, recompute="full", sequence_parallel=True)
 def settings(seed: int) -> tuple[Setting, ...]:
     """Plenty of memory and little of it, near GPUs and far ones, one GPU and many."""
     draw = random.Random(seed)
-    near = Setting("fast links", WIDE, SHORT, FAST, 8)
-    far = Setting("two nodes, slow links", WIDE, SHORT, FAR, 8)
-    pairs = Setting("pairs of GPUs, slow links", DEEP, SHORT, FAR_PAIRS, 8)
-    tied = Setting("tied embeddings", TIED, SHORT, SMALL, 4)
+    near = Setting("with fast links", WIDE, SHORT, FAST, 8)
+    far = Setting("with slow links between two nodes", WIDE, SHORT, FAR, 8)
+    pairs = Setting("with slow links between pairs of GPUs", DEEP, SHORT, FAR_PAIRS, 8)
+    tied = Setting("with tied embeddings", TIED, SHORT, SMALL, 4)
     return (
-        Setting("one GPU", GROUPED, SHORT, FAST, 1),
-        Setting("six GPUs", PLAIN, Batch(sequence=256, global_batch=6), FAST, 6),
+        Setting("for one GPU", GROUPED, SHORT, FAST, 1),
+        Setting("for six GPUs", PLAIN, Batch(sequence=256, global_batch=6), FAST, 6),
         near,
         far,
         pairs,
-        Setting("one long sequence", GROUPED, LONG, FAST, 4),
-        Setting("nodes of one GPU", replace(DEEP, layers=1), ONLY_TENSOR, APART, 2),
+        Setting("for one long sequence", GROUPED, LONG, FAST, 4),
+        Setting("on nodes of one GPU", replace(DEEP, layers=1), ONLY_TENSOR, APART, 2),
         *(_with_room(kind, SCARCE, _APART, "little memory") for kind in (near, far)),
         _with_room(pairs, SCARCE, _APART, "little memory"),
         _with_room(pairs, draw.choice(LESS_SCARCE), _APART, "some memory"),
-        _with_room(tied, SMALLEST, 0, "exactly enough memory"),
-        _with_room(tied, SMALLEST, -1, "a byte too little"),
+        _with_room(tied, SMALLEST, 0, "exactly enough memory for one layout"),
+        _with_room(tied, SMALLEST, -1, "a byte too little memory for any layout"),
     )
 
 
@@ -92,7 +92,7 @@ def _with_room(setting: Setting, layout: Layout, more: float, name: str) -> Sett
     room = more + forms.step_memory(setting.model, layout, setting.batch).total_bytes
     return replace(
         setting,
-        name=f"{setting.name}, {name}",
+        name=f"{setting.name} and {name}",
         cluster=replace(setting.cluster, memory_bytes=room),
     )
 
@@ -129,7 +129,7 @@ def choose_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """The layout chosen in every setting, as its fields; or None, or words."""
     found: list[Any] = []
     for one in settings(seed):
-        with in_call(f"choose_layout: {one.name}"):
+        with in_call(f"choose_layout, {one.name}"):
             chosen = unit.choose_layout(one.model, one.batch, one.cluster, one.num_gpus)
         found.append(_fields(chosen))
     return found
@@ -139,10 +139,10 @@ def list_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """The valid layouts of a few settings, as their fields."""
     found: list[Any] = []
     for one in listed(seed):
-        with in_call(f"valid_layouts: {one.name}"):
+        with in_call(f"valid_layouts, {one.name}"):
             layouts = unit.valid_layouts(one.model, one.batch, one.num_gpus)
             if layouts is None:
-                return ["returns None: is a yield missing?"]
+                return ["returned None: is a yield missing?"]
             found.append([_fields(layout) for layout in islice(layouts, MOST)])
     return found
 
@@ -151,12 +151,13 @@ def listed(seed: int) -> list[Setting]:
     """Settings whose layouts are listed."""
     draw = random.Random(seed)
     own = Batch(sequence=64 * draw.randint(1, 9), global_batch=draw.choice((4, 6, 9)))
+    num_gpus = draw.choice((2, 4, 7, 12))
     return [
-        Setting("one GPU", GROUPED, SHORT, FAST, 1),
-        Setting("six GPUs", PLAIN, Batch(sequence=96, global_batch=6), FAST, 6),
-        Setting("eight GPUs", BOTH, Batch(sequence=256, global_batch=4), FAST, 8),
-        Setting("one layer", replace(GROUPED, layers=1), TWO, FAST, 4),
-        Setting("a drawn batch", TIED, own, FAST, draw.choice((2, 4, 7, 12))),
+        Setting("for one GPU", GROUPED, SHORT, FAST, 1),
+        Setting("for six GPUs", PLAIN, Batch(sequence=96, global_batch=6), FAST, 6),
+        Setting("for eight GPUs", BOTH, Batch(sequence=256, global_batch=4), FAST, 8),
+        Setting("for one layer", replace(GROUPED, layers=1), TWO, FAST, 4),
+        Setting(f"for {num_gpus} GPUs", TIED, own, FAST, num_gpus),
     ]
 
 
@@ -216,22 +217,34 @@ def _other_layouts(
 ) -> NotYetError:
     num_right, num_missing = right.total(), missing.total()
     twice = [one for one in extra if one in right]
+    where = f"{setting.name}, valid_layouts"
     if missing:
         first, state = min(missing, key=_num_unusual), "missing"
-        words = f"{num_missing} of {num_right} valid layouts "
-        words += "is missing" if num_missing == 1 else "are missing"
+        words = f"{where} leaves out {num_missing} of {num_right} valid layouts"
     elif twice:
         first, state, n = twice[0], "repeated", len(twice)
-        words = "1 valid layout comes" if n == 1 else f"{n} valid layouts come"
-        words += " more than once"
+        layouts = "1 valid layout" if n == 1 else f"{n} valid layouts"
+        words = f"{where} yields {layouts} more than once"
     else:
         first, state, n = min(extra, key=_num_unusual), "not valid", extra.total()
-        words = "1 layout isn't valid" if n == 1 else f"{n} layouts aren't valid"
+        layouts = "1 layout that isn't" if n == 1 else f"{n} layouts that aren't"
+        words = f"{where} yields {layouts} valid"
     shown = first if isinstance(first, str) else str(_layout(first))
+    why = _why_not(setting, first) if state == "not valid" else ""
     return NotYetError(
-        f"for {setting.name}, {words}, such as {_in_short(first)}",
+        f"{words}, such as {_in_short(first)}" + f": {why}" * bool(why),
         evidence=[(NOBODY, state, shown)],
     )
+
+
+def _why_not(setting: Setting, values: Any) -> str:
+    """Why these aren't the settings of a valid layout."""
+    if isinstance(values, str):
+        return ""
+    layout = _layout(values)
+    if layout.num_gpus != setting.num_gpus:
+        return f"it uses {layout.num_gpus} of {setting.num_gpus} GPUs"
+    return layout.problem(setting.model, setting.batch)
 
 
 def _num_unusual(values: Any) -> int:
@@ -268,34 +281,36 @@ def the_choice_fits(runs: Runs) -> str | None:
             continue
         if isinstance(chosen, str):
             raise NotYetError(
-                f"for {setting.name}, choose_layout returned {chosen}, expected a "
-                "Layout"
+                f"{setting.name}, choose_layout returned {chosen}, expected a Layout"
             )
         if tuple(chosen) not in fitting:
             raise _unfit(setting, _layout(chosen))
     for setting, chosen in _choices(runs):
         if chosen is None and _fitting(setting):
             n = len(_fitting(setting))
-            fit = "1 layout fits" if n == 1 else f"{n} layouts fit"
+            fit = "the layout that fits" if n == 1 else f"one of the {n} that fit"
             raise NotYetError(
-                f"for {setting.name}, choose_layout returned None, although {fit}"
+                f"{setting.name}, choose_layout returned None, expected {fit}"
             )
     return None
 
 
 def _unfit(setting: Setting, layout: Layout) -> NotYetError:
     evidence = [(NOBODY, "chosen", str(layout))]
-    where = f"for {setting.name}, choose_layout returned"
+    where = f"{setting.name}, choose_layout returned"
     if layout.num_gpus != setting.num_gpus:
         return NotYetError(
             f"{where} a layout for {layout.num_gpus} GPUs, expected {setting.num_gpus}",
             evidence=evidence,
         )
     if problem := layout.problem(setting.model, setting.batch):
-        return NotYetError(f"{where} an invalid layout: {problem}", evidence=evidence)
+        return NotYetError(
+            f"{where} {_in_short(astuple(layout))}, which is invalid: {problem}",
+            evidence=evidence,
+        )
     memory = forms.step_memory(setting.model, layout, setting.batch).total_bytes
     return NotYetError(
-        f"{where} a layout that needs {memory / 1e9:.3f} GB, but a GPU has only "
+        f"{where} a layout that needs {memory / 1e9:.3f} GB on a GPU, which has only "
         f"{setting.cluster.memory_bytes / 1e9:.3f} GB",
         evidence=evidence,
     )
@@ -315,8 +330,8 @@ def the_choice_is_fast(runs: Runs) -> str | None:
         factor = fitting[tuple(chosen)] / fitting[best]
         if factor > SLOWER:
             raise NotYetError(
-                f"for {setting.name}, a step of the layout that choose_layout "
-                f"returned takes {factor:.2f} times as long as the best one's",
+                f"{setting.name}, a step with choose_layout's layout takes "
+                f"{factor:.2f} times as long as with the fastest one that fits",
                 evidence=[
                     (NOBODY, "chosen", _shown(setting, _layout(chosen))),
                     (NOBODY, "best", _shown(setting, _layout(best))),
@@ -339,8 +354,7 @@ def nothing_fits(runs: Runs) -> str | None:
     for setting, chosen in _choices(runs):
         if chosen is not None and not _fitting(setting):
             raise NotYetError(
-                f"for {setting.name}, choose_layout returned a layout although none "
-                "fits, expected None",
+                f"{setting.name}, choose_layout returned a layout, expected None",
                 evidence=[(NOBODY, "chosen", str(chosen))],
             )
     return None
