@@ -117,17 +117,17 @@ def _earliest(spans: Spans) -> float:
 
 VARIANTS = (
     _Variant(
-        "the first communication of the list was taken for the earliest one",
+        "it took the first communication of the list for the earliest one",
         "the spans come in any order: take the smallest start",
         lambda s: _fraction(s.communication[0][0], merged(s.compute)),
     ),
     _Variant(
-        "nested compute was counted several times",
+        "it counted nested compute several times",
         "merge the compute first",
         lambda s: _fraction(_earliest(s), s.compute),
     ),
     _Variant(
-        "nested compute was counted several times",
+        "it counted nested compute several times",
         "merge the compute first",
         lambda s: (
             _fraction(_earliest(s), s.compute)
@@ -136,7 +136,7 @@ VARIANTS = (
         ),
     ),
     _Variant(
-        "a compute span that straddles the start of the communication was left out",
+        "it left out a compute span that straddles this start",
         "of such a span the part after the start counts",
         lambda s: (
             total(c for c in merged(s.compute) if c[0] >= _earliest(s))
@@ -144,8 +144,7 @@ VARIANTS = (
         ),
     ),
     _Variant(
-        "a compute span that straddles the start of the communication was counted "
-        "as a whole",
+        "it counted all of a compute span that straddles this start",
         "of such a span the part after the start counts",
         lambda s: (
             total(c for c in merged(s.compute) if c[1] > _earliest(s))
@@ -174,12 +173,14 @@ def the_cause(runs: Runs) -> str | None:
     cases = all_cases(runs.seed)
     for (word, spans), told in zip(cases, found, strict=False):
         if told != word:
-            failure = _wrong_word("a backward()", word, told, spans)
+            failure = _wrong_word("when", word, told, spans)
             raise _named(failure, cases, found)
     for name, told in zip(RECORDED, found[len(cases) :], strict=True):
         if told != RECORDED[name]:
             spans = read_spans(TRACES / f"{name}.json")
-            raise _wrong_word(f"traces/{name}.json", RECORDED[name], told, spans)
+            raise _wrong_word(
+                f"in traces/{name}.json, where", RECORDED[name], told, spans
+            )
     return "and the three recorded traces"
 
 
@@ -192,11 +193,13 @@ def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
     if "hidden" in (word, told):
         decides = f"{100 * share:.3g} % of the communication is exposed"
     elif "partial" in (word, told):
-        decides = f"{100 * covered:.3g} % of the shorter one is covered"
+        decides = f"both overlap for {100 * covered:.3g} % of the shorter one"
     else:
-        decides = f"{100 * left:.3g} % of the compute comes after its start"
+        decides = (
+            f"{100 * left:.3g} % of the compute comes after the communication starts"
+        )
     return NotYetError(
-        f'{what}: explain_exposed returns {said}, expected "{word}": {decides}',
+        f'{what} {decides}, explain_exposed returned {said}, expected "{word}"',
         evidence=lines(spans),
     )
 
@@ -211,7 +214,7 @@ def _named(
             for (word, spans), told in zip(cases, found, strict=False)
         ):
             return failure.but(
-                message=f"{failure.message}; {variant.sentence}", rule=variant.rule
+                message=f"{failure.message}: {variant.sentence}", rule=variant.rule
             )
     return failure
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from distlab.comm import COLLECTIVES
 from distlab.grading.checks.monitoring.recorded import Row, drawn_row, same
 from distlab.grading.clause import clause
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.uneven import left_early, run_or_name
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -104,7 +105,8 @@ def all_records_everywhere(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if value["reads"] > READS:
             raise NotYetError(
-                f"rank {rank} read {value['reads']} numbers one by one",
+                f"in gather_records, rank {rank} read {value['reads']} numbers of "
+                "tensors one by one, expected all of them at once",
                 slug="item-per-number",
                 rule="read the gathered tensor once: gathered.tolist()",
             )
@@ -116,8 +118,10 @@ def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> 
         raise NotYetError(f"rank {rank}: gather_records {rows}")
     n = len(right)
     if len(rows) != n:
+        records = "1 record" if len(rows) == 1 else f"{len(rows)} records"
         raise NotYetError(
-            f"rank {rank} has {len(rows)} records; there are {n} ranks",
+            f"with {n} ranks, gather_records returned {records} on rank {rank}, "
+            f"expected {n}",
             evidence=_beside(rows, right),
         )
     wrong = [
@@ -135,19 +139,35 @@ def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> 
     if is_single and (row, _CHECKSUM) in wrong:
         field = _CHECKSUM  # the rows show it
     found, expected = rows[row][field], right[row][field]
-    slug = rule = more = ""
+    slug = rule = ""
+    name = Row._fields[field]
+    pair = _exactly(found, expected)
+    words = (
+        f"gather_records on rank {rank} returned {name} = {pair[0]} in record {row}, "
+        f"expected {pair[1]}"
+    )
     if is_single:
+        words += ": it rounded the numbers to float32"
         slug, rule = "wrong-dtype", "make the tensor with dtype=torch.float64"
     elif is_sorted:
-        more = ": the records are sorted by record.rank, not in the order of comm.rank"
+        words = (
+            f"gather_records on rank {rank} sorted the records by record.rank, "
+            "expected the order of comm.rank"
+        )
         rule = "leave them as the collective has put them: by comm.rank"
     raise NotYetError(
-        f"rank {rank}: {Row._fields[field]} in record {row} is {found:.10g}, expected "
-        f"{expected:.10g}{more}",
+        words,
         slug=slug,
         evidence=_beside(rows, right),
         rule=rule,
     )
+
+
+def _exactly(found: float, expected: float) -> tuple[str, str]:
+    """Both as whole numbers, or with as many digits as tell them apart."""
+    if found.is_integer() and expected.is_integer():
+        return f"{found:.0f}", f"{expected:.0f}"
+    return apart(found, expected)
 
 
 def _same_row(row: Sequence[float], right: Sequence[float]) -> bool:
@@ -164,10 +184,10 @@ def _expect_no_totals(
     own, old, new = ([r[samples] for r in each] for each in (rows, before, right))
     for times in {len(right), 1}:
         if any(old) and own == [x + times * y for x, y in zip(new, old, strict=True)]:
-            reduced = f"{times} times: as often as there are ranks" if times > 1 else ""
+            often = f" {times} times, once per rank" * (times > 1)
             raise NotYetError(
-                "in the second step the records of the first step are in the result"
-                + f", {reduced}" * bool(reduced),
+                f"in the second step, the result on rank {rank} contains the first "
+                f"step's num_samples{often or ' too'}, expected the second step's only",
                 slug="totals-reduced-again",
                 evidence=_beside(rows, right),
                 rule="send what belongs to this step; add up the results, locally",
@@ -194,9 +214,13 @@ def _expect_one_call(run: Run) -> None:
         if not calls and run.world_size == 1:
             continue
         more = len(calls) > STEPS
+        names = ", ".join(dict.fromkeys(calls))
         raise NotYetError(
-            f"rank {record.rank} made {len(calls)} calls for {STEPS} steps: "
-            f"{', '.join(calls[:4])}{' …' * (len(calls) > 4)}",
+            f"in {STEPS} steps, rank {record.rank} made {len(calls)} calls of {names}, "
+            "expected one collective per step"
+            if calls
+            else f"in {STEPS} steps, rank {record.rank} called no collective, expected "
+            "one per step",
             slug="call-per-number" if more and set(calls) <= COLLECTIVES else "",
             rule="put all numbers of the record into one tensor" if more else "",
         )

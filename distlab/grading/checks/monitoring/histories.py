@@ -23,7 +23,10 @@ SENDING_S = 0.05
 
 
 class History(NamedTuple):
-    """Steps, what is special about them, and the right answer."""
+    """Steps, what is special about them, and the right answer.
+
+    `what` stands first in a verdict: "when one of 5 ranks is slow".
+    """
 
     what: str
     steps: list[Step]
@@ -90,35 +93,48 @@ def slow_ones(seed: int) -> list[History]:
         ]
         return History(what, steps, [ranks[1]] if 2 * len(times) > num else [])
 
-    pause = steady("one rank stops for a minute in one of 7 steps", 4, {}, num=7)
+    pause = steady("when a rank stops for a minute in one of 7 steps", 4, {}, num=7)
     one = pause.steps[3]
     one[2] = one[2]._replace(compute_s=60.0)
     pause.steps[3] = [
         row._replace(communication_s=60.0) if k != 2 else row
         for k, row in enumerate(one)
     ]
-    long = steady("all ranks have a long step", 4, {}, num=5)
+    long = steady("when 3 of 5 steps are long for all ranks", 4, {}, num=5)
     for k in (1, 2, 4):
         ranks = [row.rank for row in long.steps[k]]
         long.steps[k] = _step(draw, ranks, {}, scale=4.0)
     return [
-        steady("a slow rank of 5", 5, {3: 2.5}),
-        steady("a rank of 5 that waits for its data", 5, {1: 3.0}, part="data"),
-        steady("a slow rank of 2", 2, {0: 2.5}),
-        steady("no slow rank of 4", 4, {}),
-        steady("one rank", 1, {}),
+        steady("when one of 5 ranks is slow", 5, {3: 2.5}),
+        steady("when one of 5 ranks waits for its data", 5, {1: 3.0}, part="data"),
+        steady("when one of 2 ranks is slow", 2, {0: 2.5}),
+        steady("when none of 4 ranks is slow", 4, {}),
+        steady("with a single rank", 1, {}),
         pause,
-        at_times("slow in 4 of 7 steps", 4, (0, 1, 3, 5), 7),
-        at_times("slow in the last steps, 4 of 7", 4, (1, 4, 5, 6), 7),
-        at_times("slow in 3 of 7 steps", 4, (0, 3, 6), 7),
-        long,
-        steady("two slow ranks of 6", 6, {0: 3.0, 4: 2.5}),
-        steady("two ranks of 7 without samples, one slow", 7, {2: 3.0}, empty=(0, 5)),
-        steady("one rank of 4 without samples, none slow", 4, {}, empty=(1,)),
-        steady("a slow rank of 64", 64, {37: 2.5}, num=5),
-        at_times("slow in 3 of 6 steps", 4, (1, 2, 5), 6),
+        at_times("when a rank is slow in 4 of 7 steps", 4, (0, 1, 3, 5), 7),
         at_times(
-            "slow in 4 of 7 steps, some long for all", 4, (0, 1, 2, 3), 7, (1, 2, 4, 6)
+            "when a rank is slow in 4 of 7 steps, also in the last", 4, (1, 4, 5, 6), 7
+        ),
+        at_times("when a rank is slow in 3 of 7 steps", 4, (0, 3, 6), 7),
+        long,
+        steady("when two of 6 ranks are slow", 6, {0: 3.0, 4: 2.5}),
+        steady(
+            "when one of 7 ranks is slow and two have no samples",
+            7,
+            {2: 3.0},
+            empty=(0, 5),
+        ),
+        steady(
+            "when one of 4 ranks has no samples and none is slow", 4, {}, empty=(1,)
+        ),
+        steady("when one of 64 ranks is slow", 64, {37: 2.5}, num=5),
+        at_times("when a rank is slow in 3 of 6 steps", 4, (1, 2, 5), 6),
+        at_times(
+            "when a rank is slow in 4 of 7 steps, of which some are long for all",
+            4,
+            (0, 1, 2, 3),
+            7,
+            (1, 2, 4, 6),
         ),
         _at_the_limit(draw),
         *_BY_HAND,
@@ -130,7 +146,9 @@ def _at_the_limit(draw: random.Random) -> History:
     ranks = drawn_ranks(draw, 4)
     rows = [Row(rank, 0.25, 0.75, 0.625, 1.0, 4, 0, 77) for rank in ranks]
     rows[2] = rows[2]._replace(compute_s=1.25, communication_s=0.125)
-    return History("own time 1.5 times the others', not more", [rows] * 3, [])
+    return History(
+        "when a rank takes exactly 1.5 times as long as the others", [rows] * 3, []
+    )
 
 
 def _of_own_times(what: str, own_s: dict[int, float], *late: int) -> History:
@@ -141,23 +159,23 @@ def _of_own_times(what: str, own_s: dict[int, float], *late: int) -> History:
 
 _BY_HAND = [
     _of_own_times(
-        "two slow ranks of 4, and one of them is far slower",
+        "when two of 4 ranks are slow, and one of them far slower",
         {10: 1.0, 3: 2.0, 5: 1.0, 7: 3.5},
         3,
         7,
     ),
     _of_own_times(
-        "own time just above 1.5 times the others'",
+        "when a rank takes just over 1.5 times as long as the others",
         {7: 1.0, 2: 1.5078125, 5: 1.0, 9: 1.0},
         2,
     ),
     _of_own_times(
-        "the median of the others lies between 1 and 3 s, and it takes 3.25 s",
+        "when rank 2 takes 3.25 s and the others take 1, 1, 3 and 3 s",
         {10: 1.0, 2: 3.25, 4: 1.0, 6: 3.0, 8: 3.0},
         2,
     ),
     _of_own_times(
-        "slow ranks 10 and 2, in descending order",
+        "when ranks 10 and 2 are slow",
         {10: 2.0, 9: 1.0, 8: 1.0, 7: 1.0, 6: 1.0, 2: 2.0},
         2,
         10,
@@ -169,17 +187,17 @@ def replicas(seed: int) -> list[History]:
     """One step each, with checksums that agree or do not."""
     draw = random.Random(seed + 2)
     found = []
-    for pattern, unlike in (
-        ("aaaba", "b"),
-        ("baaaa", "b"),
-        ("aaaa", ""),
-        ("aabb", "ab"),
-        ("ab", "ab"),
-        ("aabcd", "abcd"),
-        ("abc", "abc"),
-        ("a", ""),
-        ("abacaa", "bc"),
-        ("baabaaa", "b"),
+    for pattern, unlike, what in (
+        ("aaaba", "b", "when one of 5 checksums differs from the others"),
+        ("baaaa", "b", "when the first of 5 checksums differs from the others"),
+        ("aaaa", "", "when all 4 checksums agree"),
+        ("aabb", "ab", "when two ranks have one checksum and two have another"),
+        ("ab", "ab", "when two ranks have different checksums"),
+        ("aabcd", "abcd", "when only 2 of 5 checksums agree"),
+        ("abc", "abc", "when no two of 3 checksums agree"),
+        ("a", "", "with a single rank"),
+        ("abacaa", "bc", "when 4 of 6 checksums agree"),
+        ("baabaaa", "b", "when 5 of 7 checksums agree"),
     ):
         sums = dict(zip("abcd", _neighbors(draw), strict=True))
         ranks = drawn_ranks(draw, len(pattern))
@@ -189,13 +207,15 @@ def replicas(seed: int) -> list[History]:
             for row, letter in zip(step, pattern, strict=True)
         ]
         wrong = [row.rank for row, p in zip(step, pattern, strict=True) if p in unlike]
-        found.append(History(f"checksums {' '.join(pattern)}", [step], sorted(wrong)))
+        found.append(History(what, [step], sorted(wrong)))
     numbers = {10: 5, 9: 7, 2: 6, 1: 7, 0: 7}
     rows = [Row(r, 0.0, 1.0, 0.5, 1.0, 4, 0, number) for r, number in numbers.items()]
-    found.append(History("ranks 10 and 2 differ, in descending order", [rows], [2, 10]))
+    found.append(
+        History("when 2 of 5 checksums differ from the others", [rows], [2, 10])
+    )
     all_unlike = [row._replace(checksum=row.rank) for row in rows]
     all_ranks = sorted(numbers)
-    found.append(History("no two ranks agree, 10 to 0", [all_unlike], all_ranks))
+    found.append(History("when no two of 5 checksums agree", [all_unlike], all_ranks))
     return found
 
 
@@ -225,12 +245,12 @@ def poisoned(seed: int) -> list[History]:
         return History(what, steps, sorted(origins))
 
     return [
-        history("a nan on one of 5 ranks in step 3", 5, 2),
-        history("a nan in the last step", 4, 5),
-        history("a nan in the first step", 4, 0),
-        history("a nan on two of 6 ranks in the same step", 6, 3, 2),
-        history("no nan", 4, None),
-        history("one rank, a nan in step 2", 1, 1),
+        history("when a nan appears on one of 5 ranks in step 3", 5, 2),
+        history("when a nan appears in the last step", 4, 5),
+        history("when a nan appears in the first step", 4, 0),
+        history("when a nan appears on two of 6 ranks at once", 6, 3, 2),
+        history("when no rank has a nan", 4, None),
+        history("when a nan appears on a single rank", 1, 1),
         _nan_on(10, 2),
     ]
 
@@ -241,4 +261,6 @@ def _nan_on(*origins: int) -> History:
         [Row(r, 0.0, 1.0, 0.5, 1.0, 4, (r in origins) * k, 77) for r in (11, 10, 2, 1)]
         for k in range(3)
     ]
-    return History("a nan on ranks 10 and 2 in the same step", steps, sorted(origins))
+    return History(
+        "when a nan appears on two of 4 ranks at once", steps, sorted(origins)
+    )

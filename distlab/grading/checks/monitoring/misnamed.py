@@ -77,49 +77,49 @@ def _of_positions(steps: list[Step]) -> list[int]:
 SLOW = (
     Mistake(
         "waits-not-late",
-        "communication_s was compared, which is long for the ranks that wait",
+        "it compared communication_s, which is long for the ranks that wait",
         "a late rank has a long data_s or compute_s, and a short communication_s",
         lambda steps: _often(steps, _waiting),
     ),
     Mistake(
         "one-slow-step",
-        "a rank that was slow in few steps was named",
+        "one slow step was enough for it",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: sorted({r for s in steps for r in _late(_own(s), _middle)}),
     ),
     Mistake(
         "one-slow-step",
-        "the seconds were averaged over the steps: one long step decides",
+        "it averaged the seconds over the steps, so one long step decides",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: _over_steps(steps, statistics.mean),
     ),
     Mistake(
         "",
-        "the median of each rank's seconds over the steps was compared",
+        "it compared the median of each rank's seconds over the steps",
         "compare the ranks in each step, then count the steps in which a rank is late",
         lambda steps: _over_steps(steps, _middle),
     ),
     Mistake(
         "",
-        "half of the steps were enough",
+        "half of the steps were enough for it",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: _often(steps, lambda s: _late(_own(s), _middle), or_half=True),
     ),
     Mistake(
         "one-slow-step",
-        "only the last step was looked at",
+        "it looked at the last step only",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: sorted(_late(_own(steps[-1]), _middle)),
     ),
     Mistake(
         "position-not-rank",
-        "positions in the list were named, not ranks",
+        "it named positions in the list, not ranks",
         "the rank is in the record: record.rank",
         _of_positions,
     ),
     Mistake(
         "",
-        "data_s was not counted",
+        "it left out data_s",
         "a rank's own time is data_s + compute_s",
         lambda steps: _often(
             steps, lambda s: _late({r.rank: r.compute_s for r in s}, _middle)
@@ -127,25 +127,25 @@ SLOW = (
     ),
     Mistake(
         "",
-        "each rank was compared with the fastest rank",
+        "it compared each rank with the fastest one",
         "compare with the median of the other ranks",
         lambda steps: _often(steps, lambda s: _late(_own(s), min)),
     ),
     Mistake(
         "",
-        "each rank was compared with the mean of the other ranks",
+        "it compared each rank with the mean of the others",
         "compare with the median of the other ranks: one long time does not move it",
         lambda steps: _often(steps, lambda s: _late(_own(s), statistics.mean)),
     ),
     Mistake(
         "",
-        "a rank whose time is exactly 1.5 times the median was named",
+        "exactly 1.5 times the median was enough for it",
         "late is more than LATE times the median: >, not >=",
         lambda steps: _often(steps, lambda s: _late(_own(s), _middle, operator.ge)),
     ),
     Mistake(
         "",
-        "the median was that of all ranks, and one of two is half of it",
+        "it took the median of all ranks, not of the others",
         "compare with the median of the other ranks, without the rank's own time",
         lambda steps: _often(steps, _late_of_all),
     ),
@@ -182,37 +182,37 @@ def _places(step: Step) -> list[int]:
 UNLIKE = (
     Mistake(
         "one-rank-is-right",
-        "each rank was compared with the first record's",
+        "it compared every checksum with the first record's",
         "compare with the checksum that more than half of the ranks have",
         lambda steps: _unlike(steps[0], steps[0][0].checksum),
     ),
     Mistake(
         "one-rank-is-right",
-        "each rank was compared with the lowest rank's",
+        "it compared every checksum with the lowest rank's",
         "compare with the checksum that more than half of the ranks have",
         lambda steps: _unlike(steps[0], min(steps[0]).checksum),
     ),
     Mistake(
         "no-majority",
-        "a checksum that at most half of the ranks have was taken for the right one",
+        "it took the most frequent checksum for the right one",
         "without a majority nothing tells which replica is right: name all ranks",
         lambda steps: _unlike(steps[0], _commonest(steps[0])),
     ),
     Mistake(
         "no-majority",
-        "a checksum that half of the ranks have was taken for the right one",
+        "it took half of the ranks for a majority",
         "half is no majority: more than half of the ranks must have it",
         lambda steps: _by_half(steps[0]),
     ),
     Mistake(
         "position-not-rank",
-        "positions in the list were named, not ranks",
+        "it named positions in the list, not ranks",
         "the rank is in the record: record.rank",
         lambda steps: _places(steps[0]),
     ),
     Mistake(
         "position-not-rank",
-        "positions in the list were named, not ranks",
+        "it named positions in the list, not ranks",
         "the rank is in the record: record.rank",
         lambda steps: [
             place
@@ -239,19 +239,19 @@ def _first_bad(steps: list[Step]) -> Step:
 POISONED = (
     Mistake(
         "nan-after-reduce",
-        "ranks were named that had it later: after the all_reduce every rank has it",
+        "it also named ranks that got it later, from the all_reduce",
         "look at the first step in which num_nonfinite is above 0 on some rank",
         lambda steps: _bad(steps[-1]),
     ),
     Mistake(
         "nan-after-reduce",
-        "every rank that ever had one was named",
+        "it named every rank that ever had a nan",
         "look at the first step in which num_nonfinite is above 0 on some rank",
         lambda steps: sorted({rank for step in steps for rank in _bad(step)}),
     ),
     Mistake(
         "",
-        "the first losses that are nan were looked at, not the gradients",
+        "it looked at losses that are nan, not at the gradients",
         "a rank without samples has the loss nan, and nothing is wrong there",
         lambda steps: next(
             (
@@ -264,19 +264,19 @@ POISONED = (
     ),
     Mistake(
         "",
-        "a loss that is nan was counted like a gradient that is not finite",
+        "it counted losses that are nan, too",
         "a rank without samples has the loss nan, and nothing is wrong there",
         lambda steps: next(filter(None, map(_bad_or_without_loss, steps)), list[int]()),
     ),
     Mistake(
         "",
-        "only one of the ranks of that step was named",
+        "it named only one of the ranks of that step",
         "",
         lambda steps: _bad(_first_bad(steps))[:1],
     ),
     Mistake(
         "position-not-rank",
-        "positions in the list were named, not ranks",
+        "it named positions in the list, not ranks",
         "the rank is in the record: record.rank",
         lambda steps: [k for k, r in enumerate(_first_bad(steps)) if r.num_nonfinite],
     ),

@@ -86,11 +86,11 @@ def merge_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 def _read_spans(told: Any) -> list[Span] | str:
     if told is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         return [(float(start), float(end)) for start, end in told]
     except (TypeError, ValueError):
-        return f"returns {told!r:.60}, not a list of (start, end)"
+        return f"returned {told!r:.60}, expected a list of (start, end)"
 
 
 @clause(TASK, "C1", worlds=(1,), runs=[on_ranks(merge_all)])
@@ -110,7 +110,7 @@ def the_same_time(runs: Runs) -> str | None:
             slug = "nested-span-shortens"
             rule = "the end of a merged span is the later one of both ends"
         raise NotYetError(
-            f"{call} is {_spans(told)}, expected {_spans(merged(spans))}",
+            f"{call} returned {_spans(told)}, expected {_spans(merged(spans))}",
             slug=slug,
             rule=rule,
         )
@@ -128,8 +128,8 @@ def _as_if_never_nested(spans: list[Span]) -> list[Span]:
 
 
 def _spans(spans: Sequence[Span]) -> str:
-    shown = " ".join(f"({start:g}, {end:g})" for start, end in spans[:_SHOWN])
-    return (shown + " …" * (len(spans) > _SHOWN)) or "[]"
+    shown = ", ".join(f"({start:g}, {end:g})" for start, end in spans[:_SHOWN])
+    return f"[{shown}{', …' * (len(spans) > _SHOWN)}]"
 
 
 # ── C2 ──────────────────────────────────────────────────────────────────────────────
@@ -179,19 +179,19 @@ class _Mistake(NamedTuple):
 MISTAKES = (
     _Mistake(
         "counted-twice",
-        "time that several spans share was counted several times",
+        "it counted time that several spans share several times",
         "merge communication and compute first",
         lambda s: total(s.communication) - shared(s.communication, s.compute),
     ),
     _Mistake(
         "counted-twice",
-        "communication that runs at the same time was counted twice",
+        "it counted communication that runs at the same time twice",
         "merge the communication first",
         lambda s: total(s.communication) - shared(s.communication, merged(s.compute)),
     ),
     _Mistake(
         "counted-twice",
-        "nested compute was subtracted twice",
+        "it subtracted nested compute twice",
         "merge the compute first",
         lambda s: (
             total(merged(s.communication)) - shared(merged(s.communication), s.compute)
@@ -199,7 +199,7 @@ MISTAKES = (
     ),
     _Mistake(
         "counted-twice",
-        "nested compute was subtracted twice",
+        "it subtracted nested compute twice",
         "merge the compute first",
         lambda s: total(merged([*s.communication, *s.compute])) - total(s.compute),
     ),
@@ -223,13 +223,13 @@ MISTAKES = (
     ),
     _Mistake(
         "totals-subtracted",
-        "that is the total of the communication minus the total of the compute",
+        "it subtracted the total compute from the total communication",
         "what matters is when they run, not how long each of them takes",
         lambda s: max(0.0, total(merged(s.communication)) - total(merged(s.compute))),
     ),
     _Mistake(
         "totals-subtracted",
-        "that is the total of the communication minus the total of the compute",
+        "it subtracted the total compute from the total communication",
         "what matters is when they run, not how long each of them takes",
         lambda s: total(merged(s.communication)) - total(merged(s.compute)),
     ),
@@ -244,7 +244,7 @@ def communication_alone(runs: Runs) -> str | None:
     *found, iterated = found
     for told in found:
         if isinstance(told, str):
-            raise NotYetError(f"exposed_us returns {told}")
+            raise NotYetError(f"exposed_us returned {told}")
     answers = zip(cases, found, strict=True)
     wrong = [(spans, told) for spans, told in answers if not same(told, exposed(spans))]
     for spans, told in sorted(wrong, key=lambda pair: sum(map(len, pair[0])))[:1]:
@@ -258,16 +258,16 @@ def communication_alone(runs: Runs) -> str | None:
         )
         mistake = next(fits, None)
         raise NotYetError(
-            f"exposed_us is {told:g}, expected {exposed(spans):g}"
-            + (f"; {mistake.sentence}" if mistake else _given(spans)),
+            f"{_given(spans)}exposed_us returned {told:g}, expected "
+            f"{exposed(spans):g}" + (f": {mistake.sentence}" if mistake else ""),
             slug=mistake.slug if mistake else "",
             evidence=lines(spans),
             rule=mistake.rule if mistake else "",
         )
     if isinstance(iterated, str) or not same(iterated, found[0]):
         raise NotYetError(
-            f"exposed_us is {found[0]:g} of two lists and {iterated} of two iterators "
-            "over the same spans",
+            f"for iterators instead of lists, exposed_us returned {iterated}, expected "
+            f"{found[0]:g} as for lists of the same spans",
             rule="an iterator can be read only once",
         )
     return None
@@ -277,8 +277,13 @@ def _given(spans: Spans) -> str:
     """The spans of both lanes, if they are few."""
     if sum(map(len, spans)) > 6:
         return ""
-    words = [f"{lane} {_spans(sorted(getattr(spans, lane)))}" for lane in Spans._fields]
-    return f", for {' and '.join(words)}"
+    words = [
+        f"{lane} {_spans(sorted(own))}"
+        if (own := getattr(spans, lane))
+        else f"no {lane}"
+        for lane in Spans._fields
+    ]
+    return f"for {' and '.join(words)}, "
 
 
 def lines(spans: Spans) -> tuple[Evidence, ...]:

@@ -49,7 +49,7 @@ def count(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     for bad in BAD:
         first, single, third, *others = gradients_of(seed, 0, bad)
         gradients: list[Tensor | None] = [third, first.t(), None, single, *others]
-        with in_call(f"count_nonfinite, with {words(bad)}"):
+        with in_call(f"count_nonfinite with {words(bad)}"):
             one_by_one = (g for g in [*gradients, None])  # any Iterable
             found.append(number(unit.count_nonfinite(one_by_one), int))
     with in_call("count_nonfinite([None])"):
@@ -126,7 +126,7 @@ def reduce(context: RankContext, unit: ModuleType, seed: int, poisoned: bool) ->
     "C4",
     worlds=WORLDS,
     runs=[
-        on_ranks(count),
+        on_ranks(count).when("for a list with None and an empty gradient"),
         on_ranks(reduce, poisoned=False),
         on_ranks(reduce, poisoned=True),
     ],
@@ -145,7 +145,7 @@ def _expect_counts(found: list[Any]) -> None:
         if told == len(bad):
             continue
         if isinstance(told, str):
-            raise NotYetError(f"count_nonfinite returns {told}")
+            raise NotYetError(f"count_nonfinite returned {told}")
         slug = rule = ""
         no_nan = [0] * len(cases)
         only_nan = [sum(map(math.isnan, case)) for case in cases]
@@ -154,8 +154,8 @@ def _expect_counts(found: list[Any]) -> None:
         elif found == only_nan:
             slug, rule = "inf-not-counted", "inf is not finite either: torch.isfinite"
         raise NotYetError(
-            f"count_nonfinite returns {told}; there {'is' if len(bad) == 1 else 'are'} "
-            f"{len(bad)}: {words(bad)}",
+            f"for gradients with {words(bad)}, count_nonfinite returned {told}, "
+            f"expected {len(bad)}",
             slug=slug,
             rule=rule,
         )
@@ -174,12 +174,15 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
     counts = [value["count"] for value in run.values]
     if counts != expected:
         everywhere = n > 1 and counts == [len(BAD[-1])] * n
+        only = "only" if n > 1 else "the single"
         after = "after the all_reduce every rank has them" * everywhere
         raise NotYetError(
-            f"reduce_gradients returns {_told(counts)}; only rank {origin(n)} had "
-            f"elements that are not finite, {len(BAD[-1])} of them"
+            f"when {only} rank {origin(n)} has {len(BAD[-1])} elements that aren't "
+            f"finite, reduce_gradients returned {_told(counts)}, expected "
+            f"{_told(expected)}"
             if poisoned
-            else f"reduce_gradients returns {_told(counts)}; all elements are finite",
+            else "when all elements are finite, reduce_gradients returned "
+            f"{_told(counts)}, expected {_told(expected)}",
             slug="nan-after-reduce" if everywhere else "",
             evidence=[
                 (r, f"returned {c}", f"expected {e}")
@@ -194,7 +197,10 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
 
 
 def _told(counts: list[Any]) -> str:
-    return ", ".join(map(str, counts))
+    """By rank: "0, 3 and 0 on ranks 0 to 2"."""
+    if len(counts) == 1:
+        return str(counts[0])
+    return f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
 
 
 def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) -> None:
@@ -211,12 +217,24 @@ def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) ->
             continue
         is_sum = close(found[finite], total[finite])
         raise NotYetError(
-            f"rank {rank}: gradient {place} is the sum over the ranks, {brief(found)}; "
-            f"expected their mean, {brief(right)}"
+            f"after reduce_gradients on rank {rank}, gradient {place} is the sum over "
+            f"the ranks, {brief(found)}, expected their mean, {brief(right)}"
             if is_sum
-            else f"rank {rank}: gradient {place}: {largest_error(found, right, 12)}",
+            else f"after reduce_gradients on rank {rank}, in gradient {place} "
+            f"{_error(found, right)}",
             slug="sum-not-mean" if is_sum and not poisoned else "",
         )
+
+
+def _error(found: Tensor, right: Tensor) -> str:
+    """The largest one, with as many digits as it takes to see it."""
+    for digits in (3, 6, 9, 12):
+        told = largest_error(found, right, digits)
+        got, _, wanted = told.partition("   expected ")
+        if got.rpartition("got ")[2] != wanted:
+            break
+    got = got.replace(": got", " is").replace("got", "the number is")
+    return f"{got}, expected {wanted}"
 
 
 def _expect_measured(
@@ -228,23 +246,21 @@ def _expect_measured(
         return
     if took["waits"] and measured == took["calls"] and not others:
         raise NotYetError(
-            f"rank {rank}: the seconds in which it waits for a Work are not measured: "
-            f"{measured:g} of {total:g} s are there",
+            f"rank {rank} waited {took['waits']:g} s in Work.wait(), but its timer has "
+            f"{measured:g} s of communication, expected {total:g} s",
             slug="start-only-measured",
             rule="an async collective returns at once: its wait() belongs inside "
             'with timer.measure("communication")',
         )
     if measured and not others:
         raise NotYetError(
-            f"rank {rank}: the timer has {measured:g} s of communication, the "
-            f"collectives took {total:g} s",
+            f"rank {rank}'s collectives took {total:g} s, but its timer has "
+            f"{measured:g} s of communication",
             rule='with timer.measure("communication"): around the collectives',
         )
-    what = "no communication" if not others else f"{next(iter(others))}"
+    what = next(iter(others), "communication")
     raise NotYetError(
-        f"rank {rank}: the timer has {what} seconds after reduce_gradients"
-        if others
-        else f"rank {rank}: the timer has no seconds of communication after "
-        "reduce_gradients",
+        f"after reduce_gradients, rank {rank}'s timer has {others.get(what, 0):g} s of "
+        f"{what}, expected {total:g} s of communication",
         rule='with timer.measure("communication"): around the collectives',
     )

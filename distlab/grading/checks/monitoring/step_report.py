@@ -20,12 +20,14 @@ from distlab.grading.checks.monitoring.recorded import (
     shown,
 )
 from distlab.grading.clause import clause
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.plans import in_call, worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 
 TASK = "monitoring.step_report"
+NO_SAMPLES = "when no rank has samples"
 
 
 def cases(seed: int) -> list[Step]:
@@ -80,22 +82,22 @@ def report(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
 
 def report_idle(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """What step_report returns for the step without samples."""
-    with in_call("step_report of a step in which no rank has samples"):
+    with in_call("step_report"):
         return [read_report(unit.step_report(records(unit, idle(seed))))]
 
 
 def read_report(told: Any) -> dict[str, Any] | str:
     """Its three fields as plain numbers, or what is wrong with it."""
     if told is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         shares = {int(r): [float(x) for x in own] for r, own in told.shares.items()}
     except (AttributeError, TypeError, ValueError):
-        return f"returns {told!r:.60}: it has no shares by rank"
+        return f"returned {told!r:.60}: it has no shares by rank"
     loss, speed = number(told.loss), number(told.samples_per_s)
     for name, value in (("loss", loss), ("samples_per_s", speed)):
         if isinstance(value, str):
-            return f"has the {name} {value}"
+            return f"returned the {name} {value}"
     return {"shares": shares, "loss": loss, "samples_per_s": speed}
 
 
@@ -118,7 +120,12 @@ def _of_idle(runs: Runs) -> list[Any]:
     return told
 
 
-@clause(TASK, "C2", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
+@clause(
+    TASK,
+    "C2",
+    worlds=(1,),
+    runs=[on_ranks(report), on_ranks(report_idle).when(NO_SAMPLES)],
+)
 def shares_of_each_rank(runs: Runs) -> str | None:
     """Three fractions for each rank, by its number."""
     # If it raises where no rank has samples, that is said of the loss: C3.
@@ -136,7 +143,8 @@ def _wrong_ranks(step: Step, found: list[int]) -> None:
     ranks = [row.rank for row in step]
     numbered = sorted(found) == list(range(len(step)))
     raise NotYetError(
-        f"shares has the ranks {_listed(found)}; the records are of {_listed(ranks)}",
+        f"for records of ranks {_listed(ranks)}, step_report returned shares of ranks "
+        f"{_listed(found)}, expected those of the records",
         slug="position-not-rank" if numbered else "",
         evidence=shown(step),
         rule="the rank is in the record: record.rank" if numbered else "",
@@ -156,10 +164,12 @@ def _expect_shares(step: Step, row: Row, shares: dict[int, list[float]]) -> None
     slug = rule = ""
     if _is_quotient(found, row, every) and len(step) > 1:
         slug, rule = "share-of-all-ranks", "divide by the seconds of this rank's step"
-    values = ", ".join(f"{value:.4g}" for value in found)
+    values = ", ".join(f"{value:.3g}" for value in found)
+    right = ", ".join(f"{value:.3g}" for value in own)
+    seconds = "the seconds of all ranks" if slug else "its step"
     raise NotYetError(
-        f"rank {row.rank}: shares {values}; expected "
-        f"{', '.join(f'{value:.4g}' for value in own)}",
+        f"step_report gives rank {row.rank} the shares {values} of {seconds}, "
+        f"expected {right}" + " of its own step" * bool(slug),
         slug=slug,
         evidence=shown(step),
         rule=rule,
@@ -171,7 +181,12 @@ def _is_quotient(found: Sequence[float], row: Row, seconds: float) -> bool:
     return len(found) == len(right) and all(map(same, found, right))
 
 
-@clause(TASK, "C3", worlds=(1,), runs=[on_ranks(report), on_ranks(report_idle)])
+@clause(
+    TASK,
+    "C3",
+    worlds=(1,),
+    runs=[on_ranks(report), on_ranks(report_idle).when(NO_SAMPLES)],
+)
 def over_all_samples(runs: Runs) -> str | None:
     """Sums over samples, and the slowest rank's seconds."""
     found = _reports(runs, of_idle=True)
@@ -210,37 +225,37 @@ def _mean(values: Sequence[float]) -> float:
 MISTAKES = (
     _Mistake(
         "local-metrics",
-        "the loss is that of the first record",
+        "the report's loss is the first record's, {}",
         "sum over all records",
         lambda step: step[0].loss,
     ),
     _Mistake(
         "local-metrics",
-        "the loss is that of the lowest rank",
+        "the report's loss is the lowest rank's, {}",
         "sum over all records",
         lambda step: min(step).loss,
     ),
     _Mistake(
         "mean-of-means",
-        "the loss is the mean of the ranks' means",
+        "the report's loss is the mean of the ranks' means, {}",
         "weight each loss by its number of samples",
         lambda step: _mean([row.loss for row in step if row.num_samples]),
     ),
     _Mistake(
         "mean-of-nothing",
-        "the loss is nan because a rank has no samples",
+        "when a rank has no samples, the report's loss is {}",
         "leave out the ranks without samples: 0 × nan is nan",
         lambda step: _of_samples(step, step),
     ),
     _Mistake(
         "nan-left-out",
-        "a rank with samples has the loss nan, and the report does not show it",
+        "when a rank with samples has the loss nan, the report's loss is {}",
         "leave out a rank because it has no samples, not because its loss is nan",
         lambda step: right_loss([r for r in step if not math.isnan(r.loss)]),
     ),
     _Mistake(
         "nan-left-out",
-        "a rank with samples has the loss nan, and it counts as 0",
+        "when a rank with samples has the loss nan, the report takes it for 0: {}",
         "leave out a rank because it has no samples, not because its loss is nan",
         lambda step: _of_samples([r for r in step if not math.isnan(r.loss)], step),
     ),
@@ -252,6 +267,7 @@ def _wrong_loss(
 ) -> NotYetError:
     """The mistake that explains every step; a step without samples may be anything."""
     found = told["loss"]
+    wanted = "nan" if math.isnan(right) else f"the mean over all samples, {right:.3g}"
     for mistake in MISTAKES:
         fits = [
             same(other["loss"], mistake.loss(s))
@@ -260,13 +276,13 @@ def _wrong_loss(
         ]
         if all(fits):
             return NotYetError(
-                f"{mistake.sentence}: {found:.4g}, expected {right:.4g}",
+                f"{mistake.sentence.format(f'{found:.3g}')}, expected {wanted}",
                 slug=mistake.slug,
                 evidence=shown(step),
                 rule=mistake.rule,
             )
     return NotYetError(
-        f"the loss is {found:.4g}, expected {right:.4g}", evidence=shown(step)
+        f"the report's loss is {found:.4g}, expected {wanted}", evidence=shown(step)
     )
 
 
@@ -278,15 +294,18 @@ def _expect_speed(step: Step, found: float) -> None:
         return
     slug = rule = more = ""
     together = "ranks work at the same time: the slowest one ends the step"
-    for wrong_s in (sum(seconds), _mean(seconds)):
+    for wrong_s, of in ((sum(seconds), "sum"), (_mean(seconds), "mean")):
         if same(found, samples / wrong_s):
             slug, rule = "seconds-added-up", together
+            more = f": it divided by the {of} of the ranks' seconds"
     if same(found, sum(row.num_samples / row.step_s for row in step)):
-        more = "; each rank's samples over its own seconds were added up"
+        if sum(row.num_samples > 0 for row in step) > 1:
+            more = ": it added up the throughputs of the ranks"
         rule = together
+    pair = apart(found, right)
     raise NotYetError(
-        f"samples_per_s is {found:.4g}; {samples} samples in {max(seconds):.2f} s are "
-        f"{right:.4g}{more}",
+        f"for {samples} samples in a step that takes the slowest rank "
+        f"{max(seconds):.2f} s, samples_per_s is {pair[0]}, expected {pair[1]}{more}",
         slug=slug,
         evidence=shown(step),
         rule=rule,

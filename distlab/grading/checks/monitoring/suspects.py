@@ -35,11 +35,11 @@ _LINES, _STEPS = 6, 5  # ranks and steps in the evidence
 def read_ranks(told: Any) -> list[int] | str:
     """Ranks as they were returned, or what was returned instead."""
     if told is None:
-        return "returns None: is a return missing?"
+        return "returned None: is a return missing?"
     try:
         return [operator.index(rank) for rank in told]
     except TypeError:
-        return f"returns {told!r:.50}, not a list of ranks"
+        return f"returned {told!r:.50}, expected a list of ranks"
 
 
 def find_stragglers(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
@@ -105,17 +105,26 @@ def _expect(
         )
         if sorted(told) == history.ranks:
             raise NotYetError(
-                f"{function} returns the ranks {told}, expected ascending order: "
-                f"{history.ranks}",
+                f"{function} returned the ranks {told}, expected them in ascending "
+                f"order: {history.ranks}",
                 rule="sorted(…) of ranks as numbers",
             )
-        named = f"{function} names {_listed(told)}, expected {_listed(history.ranks)}"
+        named = f"{function} named {_pair(told, history.ranks)}"
         raise NotYetError(
-            f"{history.what}: {named}" + (f"; {mistake.sentence}" if mistake else ""),
+            f"{history.what}, {named}" + (f": {mistake.sentence}" if mistake else ""),
             slug=mistake.slug if mistake else "",
             evidence=tuple(words(history)),
             rule=mistake.rule if mistake else "",
         )
+
+
+def _pair(told: Sequence[int], right: Sequence[int]) -> str:
+    """Both lists of ranks; of a long one beside a short one only the length."""
+    words = [_listed(told), _listed(right)]
+    for place, (one, other) in enumerate(((told, right), (right, told))):
+        if len(one) > 3 >= len(other):
+            words[place] = f"{len(one)} ranks"
+    return ", expected ".join(words)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -106,8 +106,8 @@ def seconds_add_up(runs: Runs) -> str | None:
         _expect_parts(found, laps(runs.seed + step))
     if timed["raised"]:
         raise NotYetError(
-            "the block of measure() raised an error, and its caller got "
-            f"{timed['raised']}",
+            "when the block of measure() raised an error, its caller got "
+            f"{timed['raised']}, expected that error",
             rule="use try and finally, without return or except: the error goes on",
         )
     return None
@@ -116,7 +116,7 @@ def seconds_add_up(runs: Runs) -> str | None:
 def _expect_clock(run: dict[str, Any], seed: int) -> None:
     wrong = next((value for value in run["told"] if isinstance(value, str)), None)
     if wrong is not None:
-        raise NotYetError(f"now_s() returns {wrong}")
+        raise NotYetError(f"now_s() returned {wrong}")
     told = _differences(run["told"])
     clocks = {kind: _differences(values) for kind, values in run["beside"].items()}
     if _near(told, clocks[FORWARD]):
@@ -132,21 +132,23 @@ def _expect_clock(run: dict[str, Any], seed: int) -> None:
     )
     if _near(told, clocks[WALL]):
         raise NotYetError(
-            "now_s() went back by 3600 s when the time of day was corrected",
+            "when the time of day was set back by 3600 s, now_s() went back too, "
+            "expected a clock that is never set",
             slug="wall-clock",
             evidence=lines,
             rule="use a clock that is never set: time.perf_counter()",
         )
     if _near(told, clocks[WORKING]):
         raise NotYetError(
-            "now_s() stood still while the process waited",
+            "while the process waited, now_s() stood still, expected it to advance",
             slug="processor-time",
             evidence=lines,
             rule="a rank that waits for others uses no processor: time.perf_counter()",
         )
     passed = sum(clocks[FORWARD])
     raise NotYetError(
-        f"now_s() advanced by {sum(told):.6g} while {passed:.2f} s passed",
+        f"while {passed:.2f} s passed, now_s() advanced by {sum(told):.3g}, expected "
+        f"{passed:.3g}",
         evidence=lines,
     )
 
@@ -160,11 +162,13 @@ def _expect_parts(found: dict[str, Any], measured: list[tuple[str, float]]) -> N
         if same(value, sum(of_part)):
             continue
         took = " and ".join(f"{seconds:.2f} s" for seconds in of_part)
+        blocks = "blocks" if len(of_part) > 1 else "a block"
         slug = rule = ""
         if len(of_part) > 1 and same(value, of_part[-1]):
             slug, rule = "last-lap-only", "add the seconds to those that are there"
         raise NotYetError(
-            f'"{part}" took {took}, and timer.seconds["{part}"] is {value:.4g}',
+            f'after {blocks} of {took} in measure("{part}"), timer.seconds["{part}"] '
+            f"is {value:.3g}, expected {sum(of_part):.3g}",
             slug=slug,
             rule=rule,
         )
