@@ -102,18 +102,20 @@ def _shard(disk: SimDisk, step: int, rank: int) -> Any:
 def _flaw(shard: Any, tensors: dict[str, Tensor], meta: Any) -> str:
     """What is wrong with a shard."""
     if shard is None:
-        return "there is no shard of this rank after wait()"
+        return "it has no shard"
     if shard.tensors.keys() != tensors.keys():
         odd = sorted(shard.tensors.keys() ^ tensors.keys())
-        return f'the shard has other tensors; "{odd[0]}" is one of them'
+        return f'its shard has other tensors than were saved, such as "{odd[0]}"'
     for name, tensor in tensors.items():
         found = shard.tensors[name]
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-            return f'"{name}" has another shape or dtype'
+            return f'its "{name}" has another shape or dtype'
         if not same_tensor(found, tensor):
             later = not found.any() and bool(tensor.any())
-            return f'"{name}" has {"the values of later" if later else "other values"}'
-    return "" if shard.meta == meta else f"the meta is {shard.meta}, expected {meta}"
+            return (
+                f'its "{name}" has {"the values of later" if later else "other values"}'
+            )
+    return "" if shard.meta == meta else f"its meta is {shard.meta}, expected {meta}"
 
 
 def save_again(context: RankContext, unit: ModuleType, seed: int) -> Any:

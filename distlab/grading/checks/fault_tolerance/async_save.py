@@ -36,8 +36,8 @@ def the_values_of_the_call(runs: Runs) -> str | None:
                 continue
             is_later = "values of later" in flaw or "99" in flaw
             raise NotYetError(
-                f"tensors and meta are changed after save({step}) has returned; the "
-                f"checkpoint of rank {rank}: {flaw}",
+                f"when training changes tensors and meta after save({step}) has "
+                f"returned, {_flawed(rank, flaw)}",
                 slug="not-copied" if is_later else "",
                 rule="copy the tensors and the meta before the thread starts"
                 if is_later
@@ -45,13 +45,25 @@ def the_values_of_the_call(runs: Runs) -> str | None:
             )
         if value["read_later"]:
             raise NotYetError(
-                f"rank {rank}: another thread reads the tensors or the meta that save "
-                "was given, while training may change them",
+                f"on rank {rank}, another thread reads the tensors or the meta that "
+                "save "
+                "was given, expected it to read copies",
                 slug="not-copied",
                 rule="copy the tensors and the meta before the thread starts",
             )
     _expect_own_copies(runs.finished(save_again))
     return "tensors of six kinds, and the meta, changed while the disk is held up"
+
+
+def _flawed(rank: int, flaw: str) -> str:
+    """The flaw of a rank's checkpoint in a sentence."""
+    if "values of later" in flaw:
+        name = flaw.split('"')[1]
+        return (
+            f'rank {rank}\'s checkpoint has the new values of "{name}", expected those '
+            "of the call"
+        )
+    return f"rank {rank}'s checkpoint is wrong: {flaw}"
 
 
 def _expect_own_copies(run: Run) -> None:
@@ -60,10 +72,12 @@ def _expect_own_copies(run: Run) -> None:
         if value["two"]:
             return  # two threads at a time: C3 says so
         if value["flaw"]:
-            what = "the values of step 2" if value["is_second"] else value["flaw"]
+            what = f"is wrong: {value['flaw']}"
+            if value["is_second"]:
+                what = "has the values of step 2, expected those of step 1"
             raise NotYetError(
-                f"save(2) is called while save(1) is under way: the checkpoint of "
-                f"step 1 has on rank {rank} {what}",
+                "when save(2) is called while save(1) is running, the checkpoint of "
+                f"step 1 on rank {rank} {what}",
                 rule="wait for the save before, and then copy: self.copies uses its "
                 "memory again"
                 if value["is_second"]
@@ -83,7 +97,9 @@ def returns_at_once(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if value["waits"]:
             raise NotYetError(
-                f"rank {rank}: save returned only when its files were written",
+                f"on a slow disk, save returned on rank {rank} only after its files "
+                "were "
+                "written, expected it to return at once",
                 slug="waits-for-the-disk",
                 rule="start a thread that saves, and return",
             )
@@ -99,8 +115,8 @@ def _expect_keep(run: Run) -> None:
         right = list(SAVED[-keep:])
         if steps != right:
             raise NotYetError(
-                f"AsyncSaver(…, keep={keep}) has saved the steps {list(SAVED)}: "
-                f"rank 0's disk has the manifests of {steps}, expected {right}",
+                f"after AsyncSaver(…, keep={keep}) saved the steps {list(SAVED)}, rank "
+                f"0's disk has the manifests of {steps}, expected {right}",
                 rule="give self.keep to save" if steps == default else "",
             )
 
@@ -109,8 +125,8 @@ def _expect_manifests(run: Run) -> None:
     names = run.values[0]["manifests"]
     if names != ["step-1.json", "step-2.json"]:
         raise NotYetError(
-            f"after wait() rank 0's disk has the manifests {names}, expected those of "
-            "steps 1 and 2"
+            f"after save(1), save(2) and wait(), rank 0's disk has the manifests "
+            f"{names}, expected those of steps 1 and 2"
         )
 
 
@@ -134,51 +150,59 @@ def one_at_a_time(runs: Runs) -> str | None:
     run = runs.finished(save_in_turn)
     bad = f"rank {runs.world_size - 1}"
     for rank, value in enumerate(run.values):
-        said, where = value["said"], f"the disk of {bad} was full in save(3): on rank"
+        said, where = value["said"], f"after {bad}'s disk was full in save(3), save(4)"
         if bad not in said[1]:
             raise NotYetError(
-                f"{where} {rank} the next call, save(4), "
-                + (f'raises "{said[1]}"' if said[1] else "raises no error"),
+                f"{where} raised {_quoted(said[1])} on rank {rank}, expected an error "
+                f"that names {bad}",
                 slug="" if said[1] else "error-lost",
                 rule="" if said[1] else "keep the thread's error, and raise it in wait",
             )
         if value["has_4"]:
             raise NotYetError(
-                f"{where} {rank} save(4) raises that error, and writes step 4 as well"
+                f"{where} raised the error on rank {rank} and wrote step 4 as well, "
+                "expected it to write nothing"
             )
         if said[2] or said[3]:
             raise NotYetError(
-                f"{where} {rank} save(4) raises the error, and a later call does so "
-                f'again: "{said[2] or said[3]}"',
+                f"{where} raised the error on rank {rank} and a later call raised it "
+                "again, expected it only once",
                 slug="raised-twice",
                 rule="forget the error when you raise it",
             )
         if bad not in said[5]:
             raise NotYetError(
-                f"the disk of {bad} was full in save(6): on rank {rank} wait() "
-                + (f'raises "{said[5]}"' if said[5] else "raises no error"),
+                f"after {bad}'s disk was full in save(6), wait() raised "
+                f"{_quoted(said[5])} on rank {rank}, expected an error that names "
+                f"{bad}",
                 slug="" if said[5] else "error-lost",
             )
         if any(said[6:]):
             raise NotYetError(
-                f"the disk of {bad} was full in save(6): on rank {rank} wait() raises "
-                "the error, and a later call does so again",
+                f"after {bad}'s disk was full in save(6), wait() raised the error on "
+                f"rank {rank} and a later call raised it again, expected it only once",
                 slug="raised-twice",
                 rule="forget the error when you raise it",
             )
         if value["missing"]:
             raise NotYetError(
-                f"rank {rank}: step {value['missing'][0]} is not saved after an error "
-                "of the save before was raised"
+                f"after the error of an earlier save was raised, rank {rank} didn't "
+                "save "
+                f"step {value['missing'][0]}, expected saves to continue"
             )
     return "two saves in a row; a full disk on the last rank; lost messages"
+
+
+def _quoted(error: str) -> str:
+    return f'"{error}"' if error else "no error"
 
 
 def _expect_the_end(run: Run) -> None:
     for rank, value in enumerate(run.values):
         if value["is_early"]:
             raise NotYetError(
-                f"rank {rank}: wait() ends while the disk still holds up save(1)",
+                f"while the disk held up save(1), wait() returned on rank {rank}, "
+                "expected it to wait for the end of the save",
                 rule="wait for the end of the thread, without a time limit",
             )
 
@@ -187,14 +211,16 @@ def _expect_turns(run: Run) -> None:
     for rank, value in enumerate(run.values):
         if value["two"]:
             raise NotYetError(
-                f"rank {rank}: save(2) writes while save(1) is held up by the disk",
+                f"while the disk held up save(1), save(2) wrote on rank {rank}, "
+                "expected "
+                "it to wait for save(1)",
                 slug="two-at-a-time",
                 rule="call self.wait() first",
             )
         if value["skipped"]:
             raise NotYetError(
-                f"rank {rank}: save(2) is called while save(1) is held up by the disk; "
-                "after wait() step 2 is not saved, and no error says so",
+                f"when save(2) was called during save(1), rank {rank} left out step 2 "
+                "without an error, expected it to be saved",
                 rule="wait for the save before; a step is not left out",
             )
 
@@ -205,20 +231,22 @@ def _expect_any_error(run: Run) -> None:
             if not row["failed"]:
                 continue
             where = (
-                f"a message of a save raised {row['kind']} in its thread, which has "
-                f"ended: on rank {rank} the next call, {row['call']},"
+                f"after a message of a save raised {row['kind']} in its thread, "
+                f"{row['call']} on rank {rank} raised"
             )
             if not row["said"]:
                 raise NotYetError(
-                    f"{where} raises no error",
+                    f"{where} no error, expected that one",
                     slug="error-lost",
                     rule="keep every Exception of the thread, and raise it in wait",
                 )
             if "was lost" in row["said"] and row["text"] not in row["said"]:
-                raise NotYetError(f"{where} raises the error of another save")
+                raise NotYetError(
+                    f"{where} the error of another save, expected that one"
+                )
             if row.get("again"):
                 raise NotYetError(
-                    f"{where} raises it, and wait() does so again",
+                    f"{where} it and wait() raised it again, expected it only once",
                     slug="raised-twice",
                     rule="forget the error when you raise it",
                 )

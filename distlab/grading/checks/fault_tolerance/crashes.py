@@ -28,6 +28,7 @@ from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
 from distlab.sim import crash_points
 
 FIRST = 1  # is there before; as text, too, it is older than those that are saved
@@ -66,9 +67,8 @@ def complete_when_it_returns(runs: Runs) -> str | None:
         record = worked_out(runs, save_steps, size=size).values[0]
         if (row := early_return(record["rows"])) is not None:
             raise NotYetError(
-                f"{size} ranks: save(step {row[2]}) returns on rank {row[0]} before "
-                "rank 0 has written the manifest: after a crash now, the newest "
-                "complete checkpoint is an older one",
+                f"with {size} ranks, save of step {row[2]} returned on rank {row[0]} "
+                "before the manifest was durable, expected every rank to wait for it",
                 slug="returned-before-commit",
                 rule="no rank may return before it has heard that the manifest is "
                 "durable",
@@ -77,35 +77,33 @@ def complete_when_it_returns(runs: Runs) -> str | None:
     with judged_after(the_manifest_comes_last, runs, "C2"):
         for keep in KEEPS:
             if wrong := worked_out(runs, crash_saves, keep=keep).values[0]:
-                _raise_loss(wrong, f"keep={keep}: ")
+                _raise_loss(wrong, keep)
     return "at every crash of the disk while two ranks save three times"
 
 
-def _raise_loss(wrong: dict[str, Any], setting: str) -> None:
+def _raise_loss(wrong: dict[str, Any], keep: int) -> None:
     """Nothing can be loaded, or something older, or less than what was promised."""
-    returned = "no rank had returned from a save"
+    newest = f"step {FIRST}, which was saved before"
     if wrong["told"]:
         rank, step = max(wrong["told"], key=lambda one: one[1])
-        returned = f"rank {rank} had returned from save(step {step})"
-    crashed, complete = (
-        f"{setting}the machine crashed {wrong['when']}",
-        wrong["complete"],
-    )
+        newest = f"step {step}, as its save had returned on rank {rank}"
+    crashed = f"with keep={keep}, a crash {wrong['when']} leaves"
+    complete = wrong["complete"]
     rule = "remove older checkpoints when the manifest of the new one is durable"
     if not complete:
         raise NotYetError(
-            f"{crashed}, and no checkpoint is complete any more: {returned}; "
-            f"{wrong['flaw']}",
+            f"{crashed} no complete checkpoint, expected {newest}",
+            evidence=[(NOBODY, "disk", wrong["flaw"])],
             slug="last-good-removed",
             rule=rule,
         )
     if not wrong["flaw"]:
         raise NotYetError(
-            f"{crashed}: {returned}, and only step {complete[0]} is complete: one that "
-            "`keep` counts is gone",
+            f"{crashed} only step {complete[0]} complete, expected the newest {keep} "
+            "steps",
             rule=rule,
         )
     raise NotYetError(
-        f"{crashed}: {returned}, but the newest complete checkpoint is that of step "
-        f"{complete[0]}; {wrong['flaw']}",
+        f"{crashed} step {complete[0]} as the newest complete one, expected {newest}",
+        evidence=[(NOBODY, "disk", wrong["flaw"])],
     )

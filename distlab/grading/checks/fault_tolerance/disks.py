@@ -195,4 +195,4 @@ def expect_end(explanation: str, setting: str) -> None:
         NotYetError: they did not; it says how the run ended.
     """
     if explanation:
-        raise NotYetError(f"{setting}: {explanation}", kind="DEADLOCK")
+        raise NotYetError(f"{setting}, {explanation}", kind="DEADLOCK")

@@ -183,11 +183,11 @@ ANYWHERE = on_ranks(fail_anywhere)
 def _expect_told(record: dict[str, Any]) -> None:
     """All ranks raise CheckpointError; after an error of remove_old, or all return."""
     said, call = record["said"], ", ".join(f'"{p}"' for p in record["failed"][1:])
-    what = f"rank {record['bad']}'s disk.{record['failed'][0]}({call}) failed"
+    what = f"when rank {record['bad']}'s disk.{record['failed'][0]}({call}) fails"
     rule = "catch the error, exchange it, and raise on every rank"
     if record["end"]:
         raise NotYetError(
-            f"{what}: {record['end']}",
+            f"{what}, {record['end']}",
             slug="raised-alone",
             kind="DEADLOCK" if "wait" in record["end"] else "NOT YET",
             rule=rule,
@@ -200,7 +200,7 @@ def _expect_told(record: dict[str, Any]) -> None:
     other = next(rank for rank in (0, 1) if said[rank] != "CheckpointError")
     got = said[other] if said[other] == "returned" else f"raised {said[other]}"
     raise NotYetError(
-        f"{what}, and rank {other} {got}: expected a CheckpointError on both ranks",
+        f"{what}, save {got} on rank {other}, expected a CheckpointError on both ranks",
         slug="error-swallowed" if is_swallowed else "raised-alone",
         rule=rule,
         played=2,
@@ -219,19 +219,19 @@ def an_error_on_every_rank(runs: Runs) -> str | None:
 
 
 def _setting(record: dict[str, Any], size: int) -> str:
-    what = "has a tensor of dtype complex128, which a shard cannot hold"
+    what = "has a complex128 tensor, which no shard can hold"
     if record["full"]:
         which = "the manifest" if record["full"] == ".json" else "its shard"
-        what = f"finds the disk full while it writes {which}"
-    ranks = f"{size} rank{'s' * (size > 1)}"
-    return f"with {ranks}, rank {record['bad']} {what}"
+        what = f"finds the disk full while writing {which}"
+    of = f" of {size}" * (size > 1)
+    return f"when rank {record['bad']}{of} {what}"
 
 
 def _expect_error(record: dict[str, Any], size: int) -> None:
     setting = _setting(record, size)
     if record["end"]:
         raise NotYetError(
-            f"{setting}: {record['end']}",
+            f"{setting}, {record['end']}",
             slug="raised-alone",
             kind="DEADLOCK" if "wait" in record["end"] else "NOT YET",
             rule="catch the error, exchange it, and raise on every rank",
@@ -241,40 +241,47 @@ def _expect_error(record: dict[str, Any], size: int) -> None:
     for rank, said in enumerate(record["said"]):
         if said == "returned":
             raise NotYetError(
-                f"{setting}: save returns on rank {rank}, as if step {STEP} were saved",
+                f"{setting}, save returned on rank {rank}, expected a "
+                "CheckpointError on "
+                "every rank",
                 slug="error-swallowed",
                 rule="exchange the errors, and raise if there is one on any rank",
                 played=size,
             )
         if not said.startswith("CheckpointError"):
             raise NotYetError(
-                f"{setting}: rank {rank} raises {said}, expected a CheckpointError",
+                f"{setting}, rank {rank} raised {said.partition(':')[0]}, expected a "
+                "CheckpointError",
+                evidence=[(rank, "raised", said)],
                 slug="raised-alone",
                 played=size,
             )
         if f"rank {record['bad']}" not in said or words not in said:
             raise NotYetError(
-                f'{setting}: rank {rank} raises "{said}", which does not name rank '
-                f'{record["bad"]} and the error "{words} …"',
+                f"{setting}, rank {rank}'s CheckpointError doesn't name rank "
+                f'{record["bad"]} and "{words} …"',
+                evidence=[(rank, "raised", said)],
                 played=size,
             )
     if OLD_STEPS[0] not in record["complete"]:
         raise NotYetError(
-            f"{setting}: after the error the checkpoint of step {OLD_STEPS[0]} is not "
-            "complete any more",
+            f"{setting}, the checkpoint of step {OLD_STEPS[0]} is incomplete "
+            "afterwards, "
+            "expected it to stay",
             slug="last-good-removed",
             rule="remove older checkpoints when the manifest of the new one is durable",
             played=size,
         )
     if STEP in record["complete"]:
         raise NotYetError(
-            f"{setting}: step {STEP} was not saved, and there is a manifest of it",
+            f"{setting}, step {STEP} has a manifest afterwards, expected none",
             played=size,
         )
     if not record["next"]:
         raise NotYetError(
-            f"{setting}, and the save after it does not fail: step {NEXT_STEP} is not "
-            "complete",
+            f"{setting}, the next save leaves step {NEXT_STEP} incomplete, expected "
+            "it to "
+            "succeed",
             played=size,
         )
 
@@ -367,8 +374,8 @@ def what_is_removed(runs: Runs) -> str | None:
             rows = worked_out(runs, save_steps, size=size).values[0]["rows"]
             for rank, _, name in removed_by_others(rows)[:1]:
                 raise NotYetError(
-                    f'{size} ranks: rank {rank} removes "{name}", in the folder that '
-                    "all share: rank 0 calls remove_old",
+                    f'with {size} ranks, rank {rank} removed "{name}" from the shared '
+                    "folder, expected only rank 0 to remove files",
                     played=size,
                 )
         for keep, complete, num_files, end in worked_out(runs, remove_in_saves).values[
@@ -387,13 +394,14 @@ def _expect_room(record: dict[str, Any]) -> None:
     gone = [step for step in steps if step not in record["complete"]]
     if gone:
         raise NotYetError(
-            f"{setting}: after the error the checkpoint of step {gone[0]} is not "
-            f"complete any more; the newest {record['keep']} stay"
+            f"{setting}, the checkpoint of step {gone[0]} is incomplete afterwards, "
+            f"expected the newest {record['keep']} to stay"
         )
     rest = [n for n in record["names"] if given.step_of(n) not in (*steps, None)]
     if rest:
         raise NotYetError(
-            f'{setting}, and after the error "{rest[0]}" still takes its room',
+            f'{setting}, "{rest[0]}" still takes up room afterwards, expected '
+            "remove_old to remove it",
             slug="no-room-made",
             rule="call remove_old after an error, too",
         )
@@ -427,21 +435,25 @@ def _expect_kept(
         if is_torn_counted:
             why += f"; the manifest of step {_TORN} is torn and doesn't count"
         raise NotYetError(
-            f'{call} removes "{name}"{why}',
+            f'{call} removed "{name}"{why}',
             slug=slug,
             rule=f"the manifest of step {_TORN} cannot be decoded: it is not counted"
             if is_torn_counted
             else "",
         )
     extra = next(name for name in names if name not in wanted)
-    raise NotYetError(f'{call} leaves "{extra}", which no kept manifest names')
+    raise NotYetError(
+        f'{call} left "{extra}", expected it to be removed, as no kept manifest '
+        "names it"
+    )
 
 
 def _expect_steps(keep: int, complete: list[int], num_files: int, end: str) -> None:
     wanted = [12, 11, 10, 9][:keep]
     if end or complete != wanted or num_files != 3 * keep:
+        are_there = f"{num_files} files are left, expected {3 * keep}"
+        if complete != wanted:
+            are_there = f"the steps {complete} are complete, expected {wanted}"
         raise NotYetError(
-            f"two ranks save steps 9, 10, 11 and 12 with keep={keep}: "
-            + (end or f"steps {complete} are complete, expected {wanted}, and there ")
-            + ("" if end else f"are {num_files} files, expected {3 * keep}")
+            f"after two ranks save steps 9 to 12 with keep={keep}, {end or are_there}"
         )

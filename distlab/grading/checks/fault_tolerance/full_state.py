@@ -89,7 +89,7 @@ def keys_of(context: RankContext, unit: ModuleType, seed: int) -> Any:
 
 
 _BY_NAME = ((0, "parameters"), (1, "buffers"))
-_RUNS = ("a run with everything", "a run with a model and SGD", "a sharded optimizer")
+_RUNS = ("", "for a run with a model and SGD only, ", "for a sharded optimizer, ")
 
 
 def _wanted(place: int, which: int) -> set[str]:
@@ -109,28 +109,46 @@ def _expect_keys(runs: Runs, place: int) -> None:
         if missing:
             name = missing[0]
             elsewhere = name in keys[1 - place]
-            more = f"; it is in `{('shared', 'own')[1 - place]}`" if elsewhere else ""
+            more = f", not in `{('shared', 'own')[1 - place]}`" if elsewhere else ""
             slug = SLUGS.get(name, "")
             slug = "random-forgotten" if name == "random" else slug
             raise NotYetError(
-                f"{_RUNS[which]}: `{called}` has no {listed([name])}{more}",
+                f"{_RUNS[which]}full_state returned no {listed([name])} in `{called}`, "
+                f"expected it there{more}",
                 slug="" if elsewhere else slug,
             )
         if extra and not set(extra) <= _wanted(1 - place, which):
-            raise NotYetError(f"{_RUNS[which]}: `{called}` has {listed(extra)} as well")
+            raise NotYetError(
+                f"{_RUNS[which]}full_state returned {listed(extra)} in `{called}`, "
+                "expected no such key"
+            )
         if extra:
             raise NotYetError(
-                f"{_RUNS[which]}: `{called}` has {listed(extra)}, which belongs in "
-                f"`{('shared', 'own')[1 - place]}`"
+                f"{_RUNS[which]}full_state returned {listed(extra)} in `{called}`, "
+                + (
+                    "expected it in `shared`, because all ranks have the same"
+                    if place
+                    else "expected it in `own`, because each rank has its own"
+                )
             )
     model = new_model()
     named = model.named_buffers() if place else model.named_parameters()
     wanted_names = sorted(name for name, _ in named)
     if (got_names := record["names"][place]) != wanted_names:
         raise NotYetError(
-            f'`{called}` has under "{_BY_NAME[place][1]}" {listed(got_names)}, '
-            f"expected {listed(wanted_names)}"
+            _other_names(called, _BY_NAME[place][1], got_names, wanted_names)
         )
+
+
+def _other_names(called: str, key: str, got: list[str], wanted: list[str]) -> str:
+    """The first name too many, or too few."""
+    where = f'`{called}["{key}"]`'
+    for name in (name for name in got if name not in wanted):
+        return f'full_state put "{name}" into {where}, expected the model\'s {key} only'
+    name = next(name for name in wanted if name not in got)
+    return (
+        f'full_state left "{name}" out of {where}, expected all of the model\'s {key}'
+    )
 
 
 @clause(TASK, "C1", worlds=(1,), plays=(2,), runs=[on_ranks(keys_of)])
@@ -140,7 +158,9 @@ def what_is_shared(runs: Runs) -> str | None:
     unlike = worked_out(runs, keys_of).values[0]["unlike"]
     if unlike:
         raise NotYetError(
-            f'`shared` has under "{unlike[0]}" something else on rank 0 than on rank 1'
+            f'full_state returned `shared` with another "{unlike[0]}" on rank 0 than '
+            "on "
+            "rank 1, expected the same on every rank"
         )
     return None
 
@@ -261,10 +281,10 @@ def bit_equal(runs: Runs) -> str | None:
 
 def _expect_refused(what: str, said: str, same: bool) -> None:
     if said.startswith("~") or not same:
-        got = f"raises {said[1:]}" if said.startswith("~") else "changed it"
+        got = f"raised {said[1:]}" if said.startswith("~") else "changed it"
         raise NotYetError(
-            f"a model {what}: restore {got}, expected a ValueError and an unchanged "
-            "model",
+            f"for a model {what}, restore {got}, expected a ValueError and an "
+            "unchanged model",
             slug="half-restored" if not same else "",
             rule="call require_same_model first, with parameters and buffers"
             if not same
@@ -278,8 +298,10 @@ def _expect_restored(record: dict[str, Any], size: int) -> None:
         if record["parted"] is not None or any(record["final"]):
             step = record["parted"] or BEFORE + AFTER
             raise NotYetError(
-                f"{size} ranks: all state is equal after restore, and in step {step} "
-                "the runs part: is a parameter another object than before?",
+                f"after restore on {size} rank{'s' * (size > 1)}, all state is as "
+                "saved, "
+                f"but training differs in step {step}: was a parameter replaced by "
+                "another object?",
                 played=size,
             )
         return
@@ -292,20 +314,20 @@ def _expect_restored(record: dict[str, Any], size: int) -> None:
         slug, rule = "state-of-rank-0", "owns[rank] is this rank's own state"
     elif name in record["drawn"][rank]:
         raise NotYetError(
-            f"{size} rank{'s' * (size > 1)}: {ITEMS[name]} on rank {rank} were set, "
-            "and then a part that was loaded drew some",
+            f"after restore on {size} rank{'s' * (size > 1)}, {ITEMS[name]} on rank "
+            f"{rank} are some draws past the saved state, expected exactly that state",
             rule="set_random_state last: a part may draw when it is loaded",
             played=size,
         )
-    when = (
-        f"in step {record['parted']} the runs part"
-        if record["parted"]
-        else ("the weights do not show it in these steps")
-    )
-    are = "as in a new run" if is_as_new else "others"
+    parted = record["parted"]
+    later = f": training differs from step {parted} on" if parted else ""
+    got = f"rank {rank} didn't get back {ITEMS[name]} as saved"
+    if slug == "state-of-rank-0":
+        got = f"rank {rank} has rank 0's values in {ITEMS[name]}, expected its own"
+    elif is_as_new:
+        got = f"rank {rank} has {ITEMS[name]} of a new run, expected what was saved"
     raise NotYetError(
-        f"after restore on {size} rank{'s' * (size > 1)}, {ITEMS[name]} on rank {rank} "
-        f"are {are}, not what was saved; {when}",
+        f"after restore on {size} rank{'s' * (size > 1)}, {got}{later}",
         slug=slug,
         rule=rule,
         evidence=[
@@ -383,7 +405,7 @@ def another_number(runs: Runs) -> str | None:
     """After restore on more and on fewer ranks."""
     for old, new in RESIZED:
         record = worked_out(runs, resize, old=old, new=new).values[0]
-        setting = f"saved by {old} rank{'s' * (old > 1)}, restored on {new}"
+        setting = f"when {old} ranks save and {new} restore"
         _expect_resized(record, old, setting)
     return ", ".join(f"{old} to {new}" for old, new in RESIZED) + " ranks"
 
@@ -394,23 +416,25 @@ def _expect_resized(record: dict[str, Any], old: int, setting: str) -> None:
             name = unlike[0]
             whose = "rank 0's" if name == "buffers" else "what was saved"
             raise NotYetError(
-                f"{setting}: {ITEMS[name]} on rank {rank}: not {whose}",
+                f"{setting}, rank {rank} has other values in {ITEMS[name]}, expected "
+                f"{whose}",
                 slug=SLUGS.get(name, ""),
             )
     for rank, which in enumerate(record["residuals"]):
         is_of_one = which == "first"
         if which != "mean" and old > 1:
-            got = {"first": "those of rank 0", "sum": "their sum", "none": "empty"}
+            got = {"first": "those of rank 0", "sum": "the sum of all", "none": "empty"}
             raise NotYetError(
-                f"{setting}: the residuals of rank {rank} are "
-                f"{got.get(which, 'something else')}, expected the mean of all",
+                f"{setting}, the residuals of rank {rank} are "
+                f"{got.get(which, 'something else')}, expected the mean of all ranks'",
                 slug="residuals-of-one-rank" if is_of_one else "",
                 rule="DDP divides the sum by the number of ranks: the mean keeps it",
             )
     for name, states in zip(("Python", "numpy", "torch"), record["draws"], strict=True):
         if len(set(states)) < len(states):
             raise NotYetError(
-                f"{setting}: two ranks draw the same random numbers from {name}",
+                f"{setting}, two ranks draw the same random numbers from {name}, "
+                "expected different ones",
                 slug="same-random-numbers",
                 rule="seed_all with a number that depends on the rank",
             )
@@ -418,6 +442,6 @@ def _expect_resized(record: dict[str, Any], old: int, setting: str) -> None:
         if got != list(range(old)):
             shown = got if isinstance(got, str) else f"the states of ranks {got}"
             raise NotYetError(
-                f"{setting}, a sharded optimizer: rank {rank} loads {shown}, expected "
-                f"the states of all {old} ranks, in order"
+                f"{setting}, rank {rank}'s sharded optimizer loads {shown}, expected "
+                f"the states of all {old} ranks in order"
             )

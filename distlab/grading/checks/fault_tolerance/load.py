@@ -32,7 +32,7 @@ TASK = "fault_tolerance.load"
 NEW, OLD, SIZE = 100, 10, 3
 WIDE, NUM_WIDE = 300, 12  # as text, rank 10 comes before rank 2
 AS_TEXT = 9  # the newest step, where steps are compared as text
-INTACT = "three checkpoints"  # nothing is damaged
+INTACT = f"steps 8, 9, {OLD} and {NEW} are intact"
 NUM_FLIPS = 120
 _opened: list[str] = []
 """Filled if somebody unpickles what `_Trap` was pickled to."""
@@ -49,9 +49,9 @@ def _spring() -> dict[str, Any]:
 
 
 Case = tuple[str, dict[str, bytes], int | None, tuple[str, ...]]
-"""What it is; the files; the step to be loaded (None: no checkpoint is complete, and
--1: there is none); and the files that must be named as refused: one for each
-newer step, the newest first."""
+"""What is the case, in words; the files; the step to be loaded (None: no checkpoint is
+complete, and -1: there is none); and the files that must be named as refused: one for
+each newer step, the newest first."""
 
 
 def base(seed: int) -> dict[str, bytes]:
@@ -71,12 +71,17 @@ def cases(seed: int) -> Iterator[Case]:
     foreign = {"notes.txt": b"hello", "model.pt": pickle.dumps(_Trap())}
     yield INTACT, files, NEW, ()
     wide = files_of_step(WIDE, NUM_WIDE, seed)
-    yield f"step {WIDE} of {NUM_WIDE} ranks", files | wide, WIDE, ()
+    yield f"step {WIDE} was saved by {NUM_WIDE} ranks", files | wide, WIDE, ()
     yield from _damaged(files)
     yield from _recorded_otherwise(files)
-    yield "shards of step 200 without a manifest", files | alone, NEW, ()
-    yield "files of other programs", files | foreign, NEW, ()
-    yield "temporary files", files | {"step-200.json.tmp": files[manifest]}, NEW, ()
+    yield "there are shards of step 200 without a manifest", files | alone, NEW, ()
+    yield "there are files of other programs", files | foreign, NEW, ()
+    yield (
+        'there is a "step-200.json.tmp"',
+        files | {"step-200.json.tmp": files[manifest]},
+        NEW,
+        (),
+    )
     for name in (shards[0], shards[-1], manifest):
         data = files[name]
         middle = len(data) // 2
@@ -117,14 +122,19 @@ def cases(seed: int) -> Iterator[Case]:
         OLD,
         (".rank-0.",),
     )
-    yield "an empty disk", {}, -1, ()
-    yield "shards without a manifest, and foreign files", alone | foreign, -1, ()
+    yield "the disk is empty", {}, -1, ()
+    yield (
+        "there are shards without a manifest, and foreign files",
+        alone | foreign,
+        -1,
+        (),
+    )
     torn = {n: data[:-1] if ".json" in n else data for n, data in files.items()}
     steps = (NEW, OLD, AS_TEXT, 8)
     every = tuple(map(given.manifest_name, steps))
     yield "all manifests are torn", torn, None, every
     first = tuple(_first_shard(files, step) for step in steps)
-    yield "of each checkpoint a shard is torn", _cut(files, *first), None, first
+    yield "a shard of each checkpoint is torn", _cut(files, *first), None, first
 
 
 def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
@@ -147,12 +157,12 @@ def _recorded_otherwise(files: dict[str, bytes]) -> Iterator[Case]:
     first, *others = given.decode_manifest(files[name]).files
     last = "0" if first.sha256[-1] != "0" else "1"
     for what, record in (
-        ("SHA-256 in the last digit", replace(first, sha256=first.sha256[:-1] + last)),
+        ("last digit in the SHA-256", replace(first, sha256=first.sha256[:-1] + last)),
         ("size", replace(first, num_bytes=first.num_bytes + 1)),
     ):
         manifest = given.Manifest(step=NEW, files=(record, *others))
         data = given.encode_manifest(manifest)
-        text = f'the manifest has another {what} for "{first.name}"'
+        text = f'the manifest has a wrong {what} for "{first.name}"'
         yield text, _with(files, name, data), OLD, (first.name,)
 
 
@@ -220,7 +230,7 @@ def _difference(loaded: Any, seed: int) -> str:
     """What of the shards is not what was saved."""
     size = {NEW: SIZE, WIDE: NUM_WIDE}.get(loaded.step, 2)
     if len(loaded.shards) != size:
-        return f"it has {len(loaded.shards)} shards, and {size} ranks saved it"
+        return f"it has {len(loaded.shards)} shards, expected {size}"
     for rank, shard in enumerate(loaded.shards):
         tensors, meta = tensors_of(rank, loaded.step, seed), meta_of(rank, loaded.step)
         if not hasattr(shard, "tensors") or not hasattr(shard, "meta"):
@@ -252,13 +262,16 @@ def the_newest_complete(runs: Runs) -> str | None:
         what, _, step, names = case
         if record["opened"]:
             raise NotYetError(
-                f"{what}: load has unpickled it, and code in it was executed",
+                f"when {what}, load unpickled it and ran code in it, expected it to be "
+                "refused",
                 slug="pickle-opened",
                 rule="decode_manifest and decode_shard read no pickle",
             )
         if record["changes"]:
             call = record["changes"][0]
-            raise NotYetError(f"{what}: load calls disk.{call[1]}: it must only read")
+            raise NotYetError(
+                f"when {what}, load called disk.{call[1]}, expected it to read only"
+            )
         if step is not None and step >= 0:
             _expect_step(what, step, names, record)
     return f"{NUM_FLIPS} flipped bits; truncated, empty, swapped and foreign files"
@@ -267,12 +280,12 @@ def the_newest_complete(runs: Runs) -> str | None:
 def _expect_step(
     what: str, step: int, names: tuple[str, ...], record: dict[str, Any]
 ) -> None:
-    got, setting = record["step"], f"steps 8, 9, {OLD} and {NEW} are saved"
-    setting += f" and {what}" * (what != INTACT)
+    got, setting = record["step"], f"when {what}"
+    wanted = f"step {step}, the newest intact one"
     name = names[0] if names else ""
     if got is None:
         raise NotYetError(
-            f"{setting}, but load raises {record['raised']}, expected step {step}",
+            f"{setting}, load raised {record['raised']}, expected {wanted}",
             evidence=[(NOBODY, record["raised"], record["refused"][0])],
             slug="no-fallback" if name else "",
             rule="catch what one checkpoint raises, and try the one before"
@@ -282,7 +295,7 @@ def _expect_step(
     is_shard = ".rank-" in name
     if got == NEW and step < NEW:
         raise NotYetError(
-            f"{setting}, but load returns step {NEW}, expected step {step}",
+            f"{setting}, load returned step {NEW}, expected {wanted}",
             slug="damage-unnoticed" if is_shard else "",
             rule="compare size and SHA-256 of each shard with its record"
             if is_shard
@@ -290,15 +303,13 @@ def _expect_step(
         )
     if got != step:
         raise NotYetError(
-            f"{setting}, but load returns "
+            f"{setting}, load returned "
             + ("None" if got == -1 else f"step {got}")
-            + f", expected step {step}",
+            + f", expected {wanted}",
             slug="steps-as-text" if got == AS_TEXT and not name else "",
         )
     if record["wrong"]:
-        raise NotYetError(
-            f"{setting}, and load returns step {got}, but {record['wrong']}"
-        )
+        raise NotYetError(f"{setting}, load returned step {got}, but {record['wrong']}")
 
 
 @clause(TASK, "C2", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
@@ -307,11 +318,11 @@ def what_was_refused(runs: Runs) -> str | None:
     for (what, _, step, names), record in judged(runs):
         if step is None or step < 0:
             continue
-        lines, setting = record["refused"], f"{what}, and load returns step {step}"
+        lines, setting = record["refused"], f"when {what}, load's `refused`"
         if len(lines) > len(names):
             older = not any(name in lines[-1] for name in names)
             raise NotYetError(
-                f"{setting}: `refused` has {len(lines)} lines, expected {len(names)}",
+                f"{setting} has {_num_lines(len(lines))}, expected {len(names)}",
                 rule=f"one line for each step above {step}, none for an older one"
                 if older
                 else "",
@@ -319,21 +330,26 @@ def what_was_refused(runs: Runs) -> str | None:
             )
         if len(lines) < len(names):
             raise NotYetError(
-                f"{setting}: `refused` has {len(lines)} lines, expected {len(names)}: "
-                f'"{names[len(lines)]}" was refused as well',
+                f"{setting} has {_num_lines(len(lines))}, expected {len(names)}, one "
+                "of "
+                f'them for "{names[len(lines)]}"',
                 evidence=_lines(lines),
             )
         for line, name in _pairs(lines, names):
             if name not in line or "\n" in line:
                 raise NotYetError(
-                    f'{setting}: `refused` has "{line}", expected one line that '
-                    f'names "{name}"'
+                    f'{setting} contains "{line}", expected one line that names '
+                    f'"{name}"'
                 )
             if len(line) < len(name) + 8:
                 raise NotYetError(
-                    f'{setting}: `refused` has "{line}", which does not say why'
+                    f'{setting} contains "{line}", expected the reason too'
                 )
     return None
+
+
+def _num_lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count} lines"
 
 
 def _lines(lines: list[str]) -> tuple[Evidence, ...]:
@@ -351,17 +367,23 @@ def _pairs(lines: list[str], names: tuple[str, ...]) -> list[tuple[str, str]]:
     return pairs
 
 
+def _got(record: dict[str, Any]) -> str:
+    if record["raised"]:
+        return f"raised {record['raised']}"
+    return (
+        "returned None" if record["step"] == -1 else f"returned step {record['step']}"
+    )
+
+
 @clause(TASK, "C3", worlds=(1,), plays=(), runs=[on_ranks(load_cases)], after=("C1",))
 def none_or_an_error(runs: Runs) -> str | None:
     """No checkpoint at all, and none that is complete."""
     for (what, _, step, names), record in judged(runs):
         if step == -1 and (record["raised"] or record["step"] != -1):
-            got = record["raised"] or f"step {record['step']}"
-            raise NotYetError(f"{what}: load gives {got}, expected None")
+            raise NotYetError(f"when {what}, load {_got(record)}, expected None")
         if step is None and record["raised"] != "CheckpointError":
-            got = record["raised"] or "None"
             raise NotYetError(
-                f"{what}: load gives {got}, expected a CheckpointError",
+                f"when {what}, load {_got(record)}, expected a CheckpointError",
                 slug="" if record["raised"] else "silent-restart",
                 rule=""
                 if record["raised"]
@@ -371,7 +393,8 @@ def none_or_an_error(runs: Runs) -> str | None:
         missing = [name for name in missing if name not in record["refused"][0]]
         if missing:
             raise NotYetError(
-                f'{what}: the CheckpointError does not name "{missing[0]}"',
+                f"when {what}, load's CheckpointError doesn't name "
+                f'"{missing[0]}", expected a line for each refused checkpoint',
                 rule="its message has the line of every checkpoint that was refused",
                 evidence=_lines(record["refused"]),
             )

@@ -28,6 +28,7 @@ from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
 from distlab.sim import SimDisk, crash_points
 from distlab.sim.observed_disk import ObservedDisk
 
@@ -92,27 +93,31 @@ def a_file_in_full(runs: Runs) -> str | None:
         return "at every crash, with all that can be left of what was not synced"
     if "content" in wrong:
         raise NotYetError(
-            f'write_file(disk, "a.json", …) leaves "{wrong["content"]}" in the file, '
-            f'expected "{NEW.decode()}"; before, the disk had {listed(wrong["names"])}',
+            f"when the disk already has {listed(wrong['names'])}, write_file leaves "
+            f'"{wrong["content"]}" in "a.json", expected "{NEW.decode()}"',
             rule="a crash may have left a temporary file: write replaces it",
         )
     if "names" in wrong:
         raise NotYetError(
             f'write_file(disk, "a.json", …) leaves {listed(wrong["names"])} on the '
-            'disk, expected "a.json"'
+            'disk, expected "a.json" only'
         )
     slug, rule = _cause(wrong["rows"])
     raise NotYetError(
-        f'write_file(disk, "a.json", …) and a crash {wrong["when"]}: '
-        f"{_facts(wrong)}; the file {_held(wrong)}",
+        f'when the machine crashes {wrong["when"]} in write_file, "a.json" '
+        f"{_held(wrong)}, expected {_allowed(wrong)}"
+        if not wrong["told"]
+        else f'when the machine crashes after write_file has returned, "a.json" '
+        f"{_held(wrong)}, expected the new content",
         slug=slug,
         rule=rule,
     )
 
 
-def _facts(wrong: dict[str, Any]) -> str:
-    ended = "had returned" if wrong["told"] else "had not returned"
-    return f"write_file {ended}"
+def _allowed(wrong: dict[str, Any]) -> str:
+    """What a crash within write_file may leave."""
+    old = "no file" if wrong["was"] is None else "the old content"
+    return f"{old} or all of the new one"
 
 
 def _held(wrong: dict[str, Any]) -> str:
@@ -249,16 +254,17 @@ WIDE = on_ranks(save_wide)
 
 def _expect_group(runs: Runs) -> None:
     record = worked_out(runs, GROUP).values[0]
-    setting = "ranks 2 and 0 of three, as ranks 0 and 1 of a group"
+    setting = "when ranks 2 and 0 save as ranks 0 and 1 of a group"
     expect_end(record["end"], setting)
     if record["flaw"]:
         raise NotYetError(
-            f"{setting}: step {STEPS[-1]} is not complete: {record['flaw']}", played=3
+            f"{setting}, step {STEPS[-1]} is not complete: {record['flaw']}", played=3
         )
     if record["metas"] != [meta_of(rank, STEPS[-1]) for rank in MEMBERS]:
         raise NotYetError(
-            f"{setting}: the manifest's shards are not those of the group's ranks, in "
-            "order",
+            f"{setting}, the manifest doesn't list their shards in this order, "
+            "expected "
+            "rank 2's first",
             played=3,
         )
 
@@ -268,13 +274,13 @@ def the_manifest_comes_last(runs: Runs) -> str | None:
     """The files at the end; and when each shard and the manifest were written."""
     for size in SIZES:
         record = worked_out(runs, save_steps, size=size).values[0]
-        setting = f"{size} rank{'s' * (size > 1)}"
+        setting = f"with {size} rank{'s' * (size > 1)}"
         with judged_after(a_file_in_full, runs, "C1"):
             _expect_last(record["rows"], size, setting)
             _expect_returns(record, size, setting)
             _expect_files(record, size, setting)
     _expect_group(runs)
-    record, setting = worked_out(runs, WIDE).values[0], f"{NUM_WIDE} ranks"
+    record, setting = worked_out(runs, WIDE).values[0], f"with {NUM_WIDE} ranks"
     expect_end(record["end"], setting)
     _expect_files(record, NUM_WIDE, setting)
     return "a rank without a tensor, tied, empty and bfloat16 tensors, a step twice"
@@ -294,17 +300,16 @@ def _expect_last(rows: list[Row], size: int, setting: str) -> None:
             missing = sorted(set(range(size)) - durable)
             if rank != 0:
                 raise NotYetError(
-                    f'{setting}: rank {rank} writes "{paths[0]}"; rank 0 writes the '
-                    "manifest",
+                    f'{setting}, rank {rank} wrote "{paths[0]}", expected only rank 0 '
+                    "to write the manifest",
                     slug="manifest-by-all",
                     played=size,
                 )
             if missing:
                 _expect_a_shard(missing[0], rows, size, setting)
                 raise NotYetError(
-                    f'{setting}: rank 0 writes "{paths[0]}" before the shard of rank '
-                    f"{missing[0]} is durable: after a crash now, the manifest names "
-                    "a shard that is not there",
+                    f'{setting}, rank 0 wrote "{paths[0]}" before rank {missing[0]}\'s '
+                    "shard was durable, expected the manifest to come last",
                     slug="manifest-first",
                     rule="write the shard, exchange the records, then write the "
                     "manifest",
@@ -317,8 +322,8 @@ def _expect_a_shard(rank: int, rows: list[Row], size: int, setting: str) -> None
     """It writes one at all."""
     if not any(r == rank and ".rank-" in str(paths[-1:]) for r, _, *paths in rows):
         raise NotYetError(
-            f"{setting}: rank {rank} writes no shard, and rank 0 writes a manifest: "
-            "each rank has a shard, also without tensors",
+            f"{setting}, rank {rank} wrote no shard, expected one from each rank, even "
+            "if it has no tensors",
             played=size,
         )
 
@@ -327,8 +332,8 @@ def _expect_own_shard(rank: int, name: str, size: int, setting: str) -> None:
     """The rank in the name is the one that writes it."""
     if f".rank-{rank}." not in name:
         raise NotYetError(
-            f'{setting}: rank {rank} writes "{name}": rank {rank} writes the tensors '
-            f"that it holds, under the number {rank}",
+            f'{setting}, rank {rank} wrote "{name}", expected a name with its own '
+            f"number, rank-{rank}",
             played=size,
         )
 
@@ -342,8 +347,8 @@ def _expect_returns(record: dict[str, Any], size: int, setting: str) -> None:
         rank, _, step, error = raised[0]
         others = removed_by_others(record["rows"])
         raise NotYetError(
-            f"{setting}: save(step {step}) raises on rank {rank}, and the disk has "
-            f"room: {error}",
+            f"{setting}, save of step {step} raised on rank {rank}, although the disk "
+            f"has room: {error}",
             rule="only rank 0 removes older files" if others else "",
             played=size,
         )
@@ -376,7 +381,7 @@ def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
     step = STEPS[-1]
     if record["flaw"]:
         raise NotYetError(
-            f"{setting}: save returned, and step {step} is not complete: "
+            f"{setting}, save returned, but step {step} is not complete: "
             f"{record['flaw']}",
             played=size,
         )
@@ -387,22 +392,30 @@ def _expect_files(record: dict[str, Any], size: int, setting: str) -> None:
         )
         as_text = ranks == sorted(range(size), key=str)
         raise NotYetError(
-            f"{setting}: the manifest of step {step} has "
+            f"{setting}, the manifest of step {step} lists "
             + (
                 f"rank {ranks[listed_at]}'s shard in place {listed_at}"
                 if listed_at < len(ranks)
-                else f"{len(ranks)} shards"
+                else f"{len(ranks)} shard{'s' * (len(ranks) != 1)}"
             )
-            + f", expected those of ranks 0 … {size - 1} in order"
-            + "; their names were sorted as text" * as_text,
+            + f", expected those of ranks 0 to {size - 1} in order"
+            + ": their names were sorted as text" * as_text,
             rule="keep the order of the ranks, in which exchange returns the records"
             if as_text
             else "",
             played=size,
         )
     if record["wrong"]:
+        name = record["wrong"][0]
+        rank = name.partition(".rank-")[2].partition(".")[0]
         raise NotYetError(
-            f'{setting}: "{record["wrong"][0]}" does not hold what was saved: the '
-            f"disk has {listed(record['names'])}",
+            f"{setting}, rank {rank}'s shard of step {step} differs from what rank "
+            f"{rank} saved"
+            if rank
+            else f"{setting}, the manifest of step {step} is not that of its shards",
+            evidence=[
+                (NOBODY, "expected", name),
+                (NOBODY, "disk", listed(record["names"])),
+            ],
             played=size,
         )
