@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from distlab.grading.kit.stuck import name_of_stuck
 from distlab.grading.kit.torchrun_env import like_torchrun
-from distlab.grading.runs import Runs, Scenario
+from distlab.grading.runs import Runs, RunSpec, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 
@@ -22,7 +22,7 @@ def join(context: RankContext) -> None:
     dist.init_process_group("gloo")
 
 
-def finished(runs: Runs, scenario: Scenario, **values: Any) -> Run:
+def finished(runs: Runs, scenario: Scenario | RunSpec, **values: Any) -> Run:
     """The run of a scenario that joins; calls are torch's own, so none are recorded.
 
     Raises:

@@ -34,6 +34,7 @@ from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import enumerated
 
 WORLDS = (3, 2)
 SAMPLES = ((2, 1, 3, 1), (4,), (1, 2))  # of each microbatch, by step
@@ -170,31 +171,34 @@ def _suspects(ranks: list[Tensor]) -> list[Suspect]:
         (
             "sum-not-mean",
             everywhere(mean * n),
-            f"the gradients are the sum over the {n} ranks, not the mean",
+            f"after accumulate, .grad is the sum over the {n} ranks, expected the mean",
             DIVIDE,
         ),
         (
             "divided-twice",
             everywhere(mean / n),
-            f"the gradients are 1/{n} of the mean, as they are divided twice",
+            f"after accumulate, .grad is divided by the {n} ranks twice, expected once",
             "divide the bucket once, before or after the all_reduce",
         ),
         (
             "own-gradient-only",
             list(sums),
-            "every rank has its own gradients: nothing came from the others",
+            "after accumulate, each rank has its own gradients, expected the mean "
+            "over ranks",
             "the last microbatch is not under no_sync(), and the hook sends the bucket",
         ),
         (
             "last-microbatch-only",
             everywhere(torch.stack([rank[-1] for rank in ranks]).mean(0)),
-            "only the last microbatch is in the gradients",
+            "after accumulate, .grad has the last microbatch only, expected the sum "
+            "of all",
             "backward() adds to .grad: do not set it to None in between",
         ),
         (
             "mean-of-microbatches",
             everywhere(mean / count),
-            f"the gradients are divided by the {count} microbatches",
+            f"after accumulate, .grad is the mean of {count} microbatches, expected "
+            "the sum",
             "accumulate() divides nothing: the sum over the microbatches",
         ),
     ]
@@ -247,8 +251,9 @@ def _expect_infinite(found: list[Tensor], mean: Tensor, wire: str) -> list[Tenso
     told = [float(own[at]) for own in found]
     if any(own != torch.inf for own in told):
         raise NotYetError(
-            f"with wire {wire} and an inf in rank 0's gradient, .grad has "
-            f"{', '.join(f'{own:.3g}' for own in told)} there, expected inf",
+            f"with wire {wire} and an inf in rank 0's gradient, .grad is "
+            f"{enumerated(f'{own:.3g}' for own in told)} there on the ranks, expected "
+            "inf everywhere",
             evidence=[
                 (rank, "has", f"{own:g}   expected inf")
                 for rank, own in enumerate(told)
@@ -277,8 +282,9 @@ def _expect_elements(sent: list[float], size: int, count: int) -> None:
         return
     every = count > 1 and set(sent) == {float(size * count)}
     raise NotYetError(
-        f"a step of {count} microbatches sends {off[0]:g} elements for {size} gradient "
-        "elements",
+        f"in a step of {count} microbatch{'es' * (count > 1)}, rank "
+        f"{sent.index(off[0])} sends {off[0]:g} elements, expected each of the {size} "
+        "gradient elements once",
         slug="synced-every-microbatch" if every else "",
         evidence=_told([f"{number:g} elements" for number in sent]),
         rule=NO_SYNC if every else "",
@@ -290,8 +296,12 @@ def _expect_dtype(sent: list[list[dict[str, Any]]], wire: str) -> None:
     if all(own == [wire] for own in dtypes):
         return
     unchanged = dtypes[0] == ["torch.float64"]
+    rank = next(rank for rank, own in enumerate(dtypes) if own != [wire])
     raise NotYetError(
-        f"the gradients are sent as {', '.join(dtypes[0])}, expected {wire}",
+        f"with wire={wire}, rank {rank} sends gradients as {enumerated(dtypes[rank])}, "
+        f"expected {wire}"
+        if dtypes[rank]
+        else f"with wire={wire}, rank {rank} sends no gradients",
         slug="wire-dtype-ignored" if unchanged else "",
         evidence=_told([", ".join(own) for own in dtypes]),
         rule="the hook converts the bucket to `wire` before the all_reduce",
@@ -310,8 +320,9 @@ def no_hook_waits(runs: Runs) -> str | None:
         counts = [len(own) for own in _step(run, len(SAMPLES) - 1, "sent")]
         if max(counts) < 2:
             raise NotYetError(
-                f"all gradients are sent in {max(counts)} message, expected buckets of "
-                f"{BUCKET_MIB * 2**20:.0f} bytes",
+                f"with bucket_mib for {BUCKET_MIB * 2**20:.0f} bytes, all gradients "
+                "are "
+                f"sent in {max(counts)} message, expected several buckets",
                 slug="one-giant-bucket",
                 evidence=_told([f"{count} messages" for count in counts]),
                 rule="bucket_cap_mb=bucket_mib",
@@ -319,8 +330,9 @@ def no_hook_waits(runs: Runs) -> str | None:
         if any(_step(run, len(SAMPLES) - 1, "waited_in_vain")):
             last = runs.world_size - 1
             raise NotYetError(
-                f"rank 0 sent no second bucket until rank {last} had sent its first: "
-                "it waited for the first bucket's sum",
+                f"while rank {last} was late, rank 0 waited for the first bucket's "
+                "sum, "
+                "expected it to send its second bucket meanwhile",
                 slug="waits-in-backward",
                 evidence=_told([f"{count} messages" for count in counts]),
                 rule=RETURN,

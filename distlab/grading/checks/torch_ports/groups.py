@@ -23,6 +23,7 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import enumerated
 
 WORLDS = (4, 3)
 TIMEOUT_S = 7.0  # not what torch takes by itself
@@ -185,9 +186,17 @@ def each_rank_once(runs: Runs) -> str | None:
     lives = [value[0] for value in _met(runs).values]
     found = sorted((life.get("rank", -1), life.get("size", -1)) for life in lives)
     if found != [(rank, n) for rank in range(n)]:
+        ranks = [rank for rank, _ in found if rank >= 0]
+        sizes = sorted({size for rank, size in found if rank >= 0})
         raise NotYetError(
-            f"after {n} processes called meet, their ranks are not 0 to {n - 1}, each "
-            "once",
+            f"after {n} processes called meet, their world size is "
+            f"{enumerated(sizes)}, "
+            f"expected {n}"
+            if ranks == [*range(n)]
+            else f"after {n} processes called meet, they have the ranks "
+            f"{enumerated(ranks)}, expected 0 to {n - 1}"
+            if ranks
+            else f"after {n} processes called meet, none is in a process group",
             evidence=_told(lives),
         )
     _expect_sum(lives, n)
@@ -204,30 +213,40 @@ def from_zero_again(runs: Runs) -> str | None:
     mixed = any(life.get("mixed", False) for life in lives)
     if refused == n or mixed:
         raise NotYetError(
-            "generation 2 uses the store keys of generation 1: init_process_group "
-            "finds addresses of processes that have left"
+            "when generation 2 meets, init_process_group gets a store with the keys of "
+            "generation 1, expected other keys for each generation"
             if mixed
-            else f"generation 2 refused all {n} processes, expected {size} ranks",
+            else f"when generation 2 meets with world_size {size}, all {n} processes "
+            f"are refused, expected {size} ranks",
             slug="generation-not-in-key",
             evidence=_told(lives),
             rule=KEYS,
         )
     if ranks != [*range(size)] or refused != n - size:
         raise NotYetError(
-            f"{n} processes, world_size {size}: expected ranks 0 to {size - 1}, and "
-            f"{n - size} ValueError",
+            f"when {n} processes meet with world_size {size}, {refused} got a "
+            "ValueError "
+            f"and {_ranks(ranks)}, expected {n - size} and ranks 0 to {size - 1}",
             evidence=_told(lives),
         )
     _expect_sum([life for life in lives if "rank" in life], size)
     return f"n = {n}: then {size} ranks; refused: {n - size}"
 
 
+def _ranks(ranks: list[int]) -> str:
+    if not ranks:
+        return "none a rank"
+    return f"{len(ranks)} got the rank{'s' * (len(ranks) > 1)} {enumerated(ranks)}"
+
+
 def _expect_sum(lives: list[dict[str, Any]], size: int) -> None:
     totals = [life["total"] for life in lives]
     if set(totals) != {size * (size + 1) // 2}:
         wrong = next(total for total in totals if total != size * (size + 1) // 2)
+        fails = f"fails: {wrong}" if isinstance(wrong, str) else f"gives {wrong}"
+        right = "" if isinstance(wrong, str) else f", expected {size * (size + 1) // 2}"
         raise NotYetError(
-            f"an all_reduce over the new process group of {size} ranks fails: {wrong}",
+            f"after meet, an all_reduce over the {size} ranks {fails}{right}",
             evidence=_told(lives),
         )
 
@@ -245,8 +264,8 @@ def nothing_waits_longer(runs: Runs) -> str | None:
                 if life[key] == PATIENCE_S:  # which stands for torch's here
                     kept = "torch's default time limit"
                 raise NotYetError(
-                    f"the {what} has {kept} on rank {rank}, expected timeout_s, which "
-                    f"is {TIMEOUT_S:g} s",
+                    f"after meet, the {what} has {kept} on rank {rank}, expected "
+                    f"timeout_s, {TIMEOUT_S:g} s",
                     slug="default-timeout",
                     evidence=_told(lives),
                     rule=LIMITS,
@@ -286,8 +305,9 @@ def members(runs: Runs) -> str | None:
         if any(own != right for own, right in zip(ranks, expected, strict=False)):
             swapped = ranks == expected[::-1]
             raise NotYetError(
-                f"with {n} ranks, {k} per node, rank {rank} has the groups "
-                f"{' and '.join(map(str, ranks))}",
+                f"with {k} of {n} ranks per node, node_and_rail on rank {rank} "
+                "returned "
+                f"{enumerated(ranks)}, expected {enumerated(expected)}",
                 slug="node-and-rail-swapped" if swapped else "",
                 evidence=evidence,
                 rule="return the node's group first" if swapped else "",
@@ -295,14 +315,15 @@ def members(runs: Runs) -> str | None:
         for one, right in zip(found, expected, strict=False):
             if one["total"] != sum(2**member for member in right):
                 raise NotYetError(
-                    f"an all_reduce in the group {right} gives rank {rank} "
+                    f"on rank {rank}, an all_reduce in the group {right} gives "
                     f"{one['total']}, expected {sum(2**member for member in right)}",
                     evidence=evidence,
                 )
         if len(ranks) != len(expected):
             raise NotYetError(
-                f"node_and_rail returns {len(ranks)} groups on rank {rank}, expected "
-                "the node's and the rail's",
+                f"node_and_rail returned {len(ranks)} process group"
+                f"{'s' * (len(ranks) != 1)} on rank {rank}, expected the node's and "
+                "the rail's",
                 evidence=evidence,
             )
     return f"n = {n}: node and rail, {k} ranks per node"
@@ -312,8 +333,9 @@ def _expect_same_calls(calls: list[list[Any]]) -> None:
     odd = next((rank for rank, own in enumerate(calls) if own != calls[0]), None)
     if odd is not None:
         raise NotYetError(
-            f"rank {odd} makes other calls of new_group than rank 0, so all_reduces in "
-            "these groups wait in vain",
+            f"rank {odd} and rank 0 call new_group for different groups, expected "
+            "every "
+            "rank to call it for each group in the same order",
             slug="group-calls-differ",
             evidence=[
                 (rank, "calls", " ".join(map(str, own))[:70])

@@ -46,8 +46,9 @@ def _expect_dtypes(rank: int, value: dict[str, Any], sent: Sent) -> None:
     narrow, wide = map(str, MIXED)
     if value["computed"] != narrow:
         raise NotYetError(
-            f"the last layer computes in {value['computed']} on rank {rank}, expected "
-            f"{narrow}",
+            f"in forward on rank {rank}, the last layer computes in "
+            f"{value['computed']}, "
+            f"expected {narrow}",
             evidence=(_told(rank, value["sent"]),),
         )
     for kind, records in sent.items():
@@ -55,7 +56,7 @@ def _expect_dtypes(rank: int, value: dict[str, Any], sent: Sent) -> None:
         dtypes = {record["dtype"] for record in records}
         if dtypes - {expected}:
             raise NotYetError(
-                f"rank {rank} has a {kind} of {', '.join(sorted(dtypes))}, expected "
+                f"rank {rank} calls {kind} with {', '.join(sorted(dtypes))}, expected "
                 f"{expected}",
                 slug="summed-in-16-bits" if narrow in dtypes else "",
                 evidence=(_told(rank, value["sent"]),),
@@ -71,8 +72,8 @@ def _expect_groups(rank: int, n: int, sent: Sent) -> None:
         groups = {record["ranks"] for record in records}
         if groups - {expected}:
             raise NotYetError(
-                f"rank {rank} has a {kind} with ranks {_names(groups)}, expected "
-                f"{', '.join(map(str, expected))}",
+                f"rank {rank} calls {kind} in the group of ranks {_names(groups)}, "
+                f"expected ranks {', '.join(map(str, expected))}",
                 evidence=(_told(rank, [r for own in sent.values() for r in own]),),
             )
 
@@ -97,14 +98,17 @@ def _expect_sizes(rank: int, n: int, sent: Sent) -> None:
         count = sum(record["elements"] for record in sent[kind])
         if ranks > 1 and not count <= UNEVEN * expected <= UNEVEN * UNEVEN * count:
             raise NotYetError(
-                f"in a step, rank {rank} has {count} elements in {kind}, expected "
+                f"in a step, rank {rank} sends {count} elements through {kind}, "
+                "expected "
                 f"{expected}",
                 evidence=(_told(rank, records),),
             )
 
 
 def _names(groups: set[tuple[int, ...]]) -> str:
-    return " | ".join(", ".join(map(str, group)) for group in sorted(groups))
+    return " and in that of ranks ".join(
+        ", ".join(map(str, group)) for group in sorted(groups)
+    )
 
 
 def _told(rank: int, records: Sequence[dict[str, Any]]) -> Evidence:

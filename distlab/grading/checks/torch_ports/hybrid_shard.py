@@ -57,14 +57,15 @@ def _suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="replicas-apart",
             values=nodes,
-            sentence="each replica takes the mean over its own ranks only, so the "
-            "replicas differ",
+            sentence=f"after {STEPS} steps, the replicas have different weights: each "
+            "took the mean over its own ranks, expected all ranks",
             rule=MESH,
         ),
         Suspect(
             slug="own-gradient-only",
             values=alone,
-            sentence="every rank trains alone, with its own gradients",
+            sentence=f"after {STEPS} steps, each rank has trained by itself, "
+            "expected the mean gradient of all ranks",
             rule=MESH,
         ),
     ]
@@ -88,9 +89,18 @@ def stored_in_shards(runs: Runs) -> str | None:
     if sum(held) != replicas * size or max(held) > UNEVEN * most:
         slug = "weights-not-cut" if min(held) == size else ""
         slug = "one-replica-only" if sum(held) == size < replicas * size else slug
+        words = f"{sum(held)} elements, up to {max(held)} each, expected "
+        words += f"{replicas * size}, up to {most} each"
+        if slug == "one-replica-only":
+            words = (
+                f"{size} elements, one copy of the model, expected {replicas} copies"
+            )
+        elif slug:
+            words = (
+                f"all {size} elements on every rank, expected at most {most} on each"
+            )
         raise NotYetError(
-            f"{n} ranks store {sum(held)} elements, up to {max(held)} each, expected "
-            f"{replicas * size}, up to {most} each",
+            f"after hybrid_shard, the {n} ranks store {words}",
             slug=slug,
             evidence=evidence,
             rule=MESH if slug else "",
@@ -98,8 +108,8 @@ def stored_in_shards(runs: Runs) -> str | None:
     stored = {dtype for value in values for dtype in value["stored"]}
     if stored != {"torch.float64"}:
         raise NotYetError(
-            f"the stored weights are {', '.join(sorted(stored))}, expected float64 as "
-            "before",
+            f"after hybrid_shard, the stored weights are {', '.join(sorted(stored))}, "
+            "expected float64 as before",
             slug="weights-narrowed",
             rule="MixedPrecisionPolicy(param_dtype=…) narrows the gathered copy only",
         )
@@ -109,25 +119,34 @@ def stored_in_shards(runs: Runs) -> str | None:
 # ── C4: the checkpoint ──────────────────────────────────────────────────────────────
 
 
-@clause("torch_ports.hybrid_shard", "C4", worlds=(4,), runs=[on_ranks(continued)])
+CONTINUED = on_ranks(continued).when("when 4 ranks save and 2 load")
+
+
+@clause("torch_ports.hybrid_shard", "C4", worlds=(4,), runs=[CONTINUED])
 def goes_on_with_fewer(runs: Runs) -> str | None:
     """One more step on 2 ranks, as if the 4 ranks had become 2."""
     n, seed = runs.world_size, runs.seed
     fewer = fewer_of(n)
-    run = finished(runs, continued)
+    run = finished(runs, CONTINUED)
+    after = f"after {n} ranks save and {fewer} load, training continues with"
     known = [
-        ("", "all", "nothing was loaded, so the new model has its own weights"),
-        ("optimizer-not-loaded", "optimizer", "the optimizer's state was not loaded"),
+        ("", "all", f"{after} the new model's own weights, expected the loaded ones"),
+        (
+            "optimizer-not-loaded",
+            "optimizer",
+            f"{after} a new optimizer's state, expected the loaded one",
+        ),
         (
             "optimizer-not-loaded",
             "settings",
-            "the optimizer has its momentum, but not the learning rate that was saved",
+            f"{after} the saved momentum but not the saved learning rate, expected "
+            "both",
         ),
     ]
     expect_values(
         run.values[:fewer],
         same_everywhere(continued_baseline(seed, n), fewer),
-        what=f"a step after a state of {n} ranks is loaded on {fewer}, the weights",
+        what=f"after {n} ranks save and {fewer} load and train a step, the weights",
         verb="are",
         suspects=[
             Suspect(
