@@ -165,7 +165,7 @@ def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> 
 
 def _exactly(found: float, expected: float) -> tuple[str, str]:
     """Both as whole numbers, or with as many digits as tell them apart."""
-    if found.is_integer() and expected.is_integer():
+    if float(found).is_integer() and float(expected).is_integer():
         return f"{found:.0f}", f"{expected:.0f}"
     return apart(found, expected)
 

@@ -197,7 +197,7 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
 
 
 def _told(counts: list[Any]) -> str:
-    """By rank: "0, 3 and 0 on ranks 0 to 2"."""
+    """By rank: "0, 3 and 0"."""
     if len(counts) == 1:
         return str(counts[0])
     return f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
