@@ -127,7 +127,7 @@ def balanced_by_bytes(runs: Runs) -> str | None:
             raise NotYetError(
                 f"after {call}, server {most} has {loads[most]} bytes and server "
                 f"{loads.index(min(loads))} has {min(loads)}, expected a tensor of "
-                f"{least} to be there instead",
+                f"{least} to move there",
                 slug=_balance_slug(runs),
                 evidence=(
                     Evidence(NOBODY, "returned", str(servers)),

@@ -156,7 +156,8 @@ def _wrong_time(
     own = (one.row.state or {}).get("clocks", model.clocks)
     is_other = ""
     if own != model.clocks:
-        is_other = f"; its clocks are {_spaced(own)}, expected {_spaced(model.clocks)}"
+        right = _spaced(model.clocks)
+        is_other = f"; the server's clocks are {_spaced(own)}, expected {right}"
     gone = f" when {_gone(model)}," if model.away else ""
     present, model.away = model.slowest(), set()
     blocks = model.slowest() < present and number > model.slowest() + model.limit

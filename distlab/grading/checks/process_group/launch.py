@@ -128,9 +128,13 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         elif event == END:
             happened = "when no more events came"
         n = script.world_size
+        due = [*expected, *_wake_of(contract, expected)]
+        wakes = [action for action in given if action[0] == "wake" and action in due]
+        due = [action for action in due if action not in wakes]  # not of interest
+        without = [action for action in given if action not in wakes] or given
         fault = NotYetError(
-            f"{happened}, the launcher {_done(given)}, expected "
-            f"{_actions([*expected, *_wake_of(contract, expected)])}",
+            f"{happened}, the launcher {_done(without, event)}, expected "
+            f"{_actions(due)}",
             slug=slug,
             rule=rule,
             played=n,
@@ -194,15 +198,16 @@ def _situation(event: Fact, n: int, now_s: float) -> str:
         case ("ended", rank, code):
             return f"after rank {rank} of {n} ended with code {code}"
         case ("interrupted", number):
-            return f"after the launcher of {n} ranks got {signal_name(number)}"
+            return f"after {signal_name(number)} with {n} rank{'s' * (n > 1)}"
     return f"after a Tick at {now_s:.3g} s"
 
 
-def _done(actions: list[Fact]) -> str:
+def _done(actions: list[Fact], event: Fact) -> str:
     """The same actions with a verb."""
     if not actions:
         return "returned no action"
-    if all(action[0] == "start" for action in actions) and actions[0][2] > 1:
+    are_starts = all(action[0] == "start" for action in actions)
+    if are_starts and event != ("begin",) and len({a[2] for a in actions}) == 1:
         ranks = ranks_in_words([action[1] for action in actions])
         return f"restarted {ranks} in generation {actions[0][2]}"
     return f"returned {_actions(actions)}"

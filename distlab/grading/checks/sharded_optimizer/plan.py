@@ -223,14 +223,18 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     counts = [_length(one) for one in shards]
     pieces = [piece for one in shards for piece in one]
     if len(sizes) > 1 and all((w, 0, sizes[w]) in pieces for w, _, _ in pieces):
-        return "each parameter is whole on one rank, not cut", "full-parameters"
+        return (
+            "each parameter is whole on one rank, expected the vector in n chunks",
+            "full-parameters",
+        )
     split = [right_plan([size], n) for size in sizes]
     each = [
         [(w, a, b) for w, s in enumerate(split) for _, a, b in s[r]] for r in range(n)
     ]
     if len(sizes) > 1 and sorted(map(sorted, shards)) == sorted(map(sorted, each)):
         return (
-            "each parameter is cut into n chunks of its own, not the whole vector",
+            "each parameter is cut into n chunks of its own, expected the whole "
+            "vector cut",
             "sharded-per-parameter",
         )
     if max(counts) > -(-sum(sizes) // n):

@@ -158,7 +158,7 @@ def _mistake(kinds: Sequence[NodesModel], rows: list[list[str]]) -> tuple[str, s
     if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
-            ": the choices assume the full uplink for each rank",
+            ", as if each rank had the full uplink",
         )
     return "", ""
 
