@@ -127,10 +127,10 @@ def expect_kept_in_residuals(
             if kept and close(kept[bucket], right, near):
                 continue
             is_empty = not kept or not bool(kept[bucket].any())
+            has = "has nothing" if is_empty else "has other values"
             raise NotYetError(
-                f"after {STEPS} steps, self.residuals of rank {rank} "
-                + ("has nothing" if is_empty else "has something else than the rest")
-                + f" for bucket {bucket}: a checkpoint would lose the rest",
+                f"after {STEPS} steps, rank {rank}'s self.residuals {has} for bucket "
+                f"{bucket}, expected what the rank has not sent yet",
                 rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
             )
 
@@ -140,7 +140,7 @@ def expect_work(run: Run) -> None:
     for record in run.ranks:
         if told := record.value["returned"]:
             raise NotYetError(
-                f"rank {record.rank}: the hook returned {told[0]}, expected a Work"
+                f"on rank {record.rank}, the hook returned {told[0]}, expected a Work"
             )
 
 
@@ -178,8 +178,8 @@ def expect_no_wait_in_call(run: Run) -> None:
     for record in run.ranks:
         if not any(when == "call" for _, _, when, *_ in record.value["heard"]):
             raise NotYetError(
-                f"rank {record.rank}: the hook returned, and no message was started; "
-                "while backward() goes on, nothing is sent",
+                f"on rank {record.rank}, the hook returned without starting a message, "
+                "expected it to send while backward() goes on",
                 evidence=heard_lines(run),
                 rule="start with async_op=True in the call, wait in wait()",
             )
@@ -187,7 +187,8 @@ def expect_no_wait_in_call(run: Run) -> None:
             if waits and when == "call":
                 act = op if op == "wait()" else f"comm.{op}"
                 raise NotYetError(
-                    f"rank {record.rank} waits in {act} before the hook returns",
+                    f"rank {record.rank} waits in {act} before the hook returns, "
+                    "expected it to wait in the wait() of your Work",
                     slug="waits-in-hook",
                     evidence=heard_lines(run),
                     rule="start with async_op=True, wait in the wait() of your Work",

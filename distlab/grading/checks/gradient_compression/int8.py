@@ -61,7 +61,7 @@ def off(actual: Tensor, expected: Tensor) -> float:
 def _farthest(actual: Sequence[Tensor], total: Tensor, bound: float) -> str:
     """The element of all ranks that is farthest from the sum, and that sum."""
     rank = max(range(len(actual)), key=lambda rank: off(actual[rank], total))
-    who = f"on rank {rank}, bucket.flat"
+    who = f"rank {rank}'s bucket.flat"
     flat = actual[rank]
     if flat.shape != total.shape:
         return f"{who} has the shape {list(flat.shape)}, expected {list(total.shape)}"
@@ -99,9 +99,11 @@ def _expect_sum(runs: Runs, bucket: int, step: int, names: Sequence[str]) -> Non
         return
     evidence = _rows(actual, total, bound)
     if bucket and all(bool(a.isnan().any()) for a in actual):
-        when = "in the step after it" if step else "at once"
+        told = "when a bucket is all zeros, bucket.flat is nan after wait()"
+        if step:
+            told = "in the step after a bucket of zeros, bucket.flat is nan"
         raise NotYetError(
-            f"a bucket of zeros becomes nan, {when}",
+            f"{told}, expected the ranks' sum",
             slug="zero-scale",
             evidence=evidence,
             rule="the scale may be 0: do not divide by it",
@@ -116,13 +118,13 @@ def _expect_sum(runs: Runs, bucket: int, step: int, names: Sequence[str]) -> Non
     if gaps:
         mistake = MISTAKES[min(gaps, key=gaps.__getitem__)]
         raise NotYetError(
-            f"step {step + 1}, bucket {bucket}: {mistake.sentence}",
+            f"in step {step + 1}, {mistake.sentence}",
             slug=mistake.slug,
             evidence=evidence,
             rule=mistake.rule,
         )
     raise NotYetError(
-        f"step {step + 1}, bucket {bucket}: {_farthest(actual, total, bound)}",
+        f"in step {step + 1}, {_farthest(actual, total, bound)}",
         evidence=evidence,
     )
 
@@ -130,10 +132,10 @@ def _expect_sum(runs: Runs, bucket: int, step: int, names: Sequence[str]) -> Non
 def _expect_no_nan(runs: Runs) -> None:
     for record in runs.finished(compress).ranks:
         for dtype, everywhere in record.value["nan_as"][:1]:
-            what = "a bucket of zeros becomes nan, and" if everywhere else "a"
+            of_zeros = "with a bucket of zeros, " * everywhere
             raise NotYetError(
-                f"rank {record.rank}: {what} nan is converted to {dtype}: what that "
-                "gives is not defined",
+                f"{of_zeros}rank {record.rank} converts a nan to {dtype}, which isn't "
+                "defined; expected numbers only",
                 slug="zero-scale" if everywhere else "",
                 rule="the scale may be 0: do not divide by it" if everywhere else "",
             )
@@ -149,10 +151,12 @@ def _expect_one_scale(runs: Runs) -> None:
     scale = n * scale_of(parts, 127 // n)
     added = torch.stack([(part / scale).round() for part in parts]).sum(0) * scale
     fits = all(off(a, added) <= 1e-6 * PEAK for a in actual)
-    more = ": the ranks' scales were added up" if fits else ""
+    told = "when the ranks' largest elements are equal but in different places, "
+    if fits:
+        told = "when the ranks' largest elements are equal, "
+        told += "the scale is the sum of the ranks' scales, expected their maximum"
     raise NotYetError(
-        "the ranks have equally large elements in different places; "
-        f"{_farthest(actual, total, bound)}{more}",
+        told + ("" if fits else _farthest(actual, total, bound)),
         evidence=_rows(actual, total, bound),
         rule="one scale for all: all_reduce with ReduceOp.MAX" if fits else "",
     )
@@ -171,8 +175,8 @@ def _expect_any_size(runs: Runs) -> None:
             continue
         gap = max(off(a, total) for a in actual)
         raise NotYetError(
-            f"the same bucket in float32, {factor:g} times as large: bucket.flat after "
-            f"wait() is off by {gap:.3g}, expected at most {bound:.3g}",
+            f"with float32 gradients of at most {PEAK * factor:.3g}, bucket.flat is "
+            f"off by {gap:.3g} after wait(), expected at most {bound:.3g}",
             evidence=_rows(actual, total, bound),
             rule="the scale follows from the largest element, however small or large",
         )
@@ -187,8 +191,8 @@ def _expect_infinite_once(runs: Runs) -> None:
             seen = [not f.isfinite().all() for f in sums_of(run, step, bucket)]
             if not all(seen):
                 raise NotYetError(
-                    f"the bucket has {what}; after wait() it is finite on rank "
-                    f"{seen.index(False)}",
+                    f"with {what}, bucket.flat is finite on rank {seen.index(False)} "
+                    "after wait(), expected inf or nan on all ranks",
                     slug="overflow-swallowed",
                     rule="no int8 is inf or nan: the scale tells all ranks, and MAX of "
                     "nan and a number may be the number",
@@ -196,7 +200,8 @@ def _expect_infinite_once(runs: Runs) -> None:
             after = sums_of(run, step + 1, bucket)
             if not all(bool(flat.isfinite().all()) for flat in after):
                 raise NotYetError(
-                    f"in the step after {what}, bucket.flat is still inf or nan",
+                    f"in the step after {what}, bucket.flat is still inf or nan, "
+                    "expected finite numbers",
                     slug="residual-infinite",
                     rule="keep nothing of an inf or nan",
                 )
@@ -207,7 +212,7 @@ def _expect_narrow(runs: Runs) -> None:
     for what, actual, total, bound, overflown in _narrow_results(runs):
         if off(actual, total) > bound and not overflown:
             raise NotYetError(
-                f"{what}: {_farthest([actual], total, bound)}",
+                f"{what}, {_farthest([actual], total, bound)}",
                 evidence=_rows([actual], total, bound),
             )
 
@@ -217,7 +222,8 @@ def _expect_own_numbers_fit(runs: Runs) -> None:
     for what, actual, total, bound, overflown in _narrow_results(runs):
         if overflown:
             raise NotYetError(
-                f"{what}: the rank's largest number is 128, which became -128 in int8",
+                f"{what}, the largest number is 128, expected at most 127: it became "
+                "-128 in int8",
                 slug="int8-overflow",
                 evidence=_rows([actual], total, bound),
                 rule="limit the numbers to +-(127 // n): in 16 bits largest / scale "
@@ -248,15 +254,22 @@ def _narrow_results(runs: Runs) -> Iterator[_Narrow]:
         # 128 scales are one more than the largest element.
         overflown = off(actual, total) > bound and off(actual, guess) <= 2.5 * scale
         largest = float(part.abs().max())
-        what = f"in a bucket of {dtype} whose largest element is {largest:.3g}"
+        what = f"with a {dtype} bucket whose largest element is {largest:.3g}"
         yield _Narrow(what, actual, total, bound, overflown)
 
 
 def _near(world_size: int) -> list[RunSpec]:
-    plays: list[RunSpec] = [on_ranks(compress), on_ranks(compress_falling)]
-    plays += [on_ranks(compress_infinite)]
-    alone = [on_ranks(compress_narrow, dtype=dtype) for dtype in NARROW]
-    return [*plays, on_ranks(compress_scaled), *alone * (world_size == 1)]
+    plays = [
+        on_ranks(compress),
+        on_ranks(compress_falling).when("when the residual is larger than a gradient"),
+        on_ranks(compress_infinite).when("with an inf or nan in a gradient"),
+        on_ranks(compress_scaled).when("with very small and very large gradients"),
+    ]
+    alone = [
+        on_ranks(compress_narrow, dtype=dtype).when(f"with a {dtype} bucket")
+        for dtype in NARROW
+    ]
+    return [*plays, *alone * (world_size == 1)]
 
 
 @clause(TASK, "C1", worlds=WORLDS, runs=_near)
@@ -309,10 +322,10 @@ def _expect_room_for_the_residual(runs: Runs) -> None:
     guess = (numbers * alone)[RESIDUAL]
     fits = all(off(a[RESIDUAL], guess) <= 1.001 * n * alone for a in actual)
     raise NotYetError(
-        "in a step whose gradients are small, after a large one: "
+        "when the residual is larger than the gradients, "
         + (
-            "the residual is added, and the scale is that of the gradients alone: the "
-            "numbers do not fit into int8"
+            "the scale is that of the gradients alone, expected gradient + residual: "
+            "the numbers don't fit into int8"
             if fits
             else _farthest(actual, total, bound)
         ),
@@ -358,9 +371,9 @@ def rounding_is_made_up_for(runs: Runs) -> str | None:
     if off(found[0] + left, total) > 0.02 * bound:
         is_empty = not bool(left.any())
         raise NotYetError(
-            f"after {STEPS} steps, self.residuals "
-            + ("is empty" if is_empty else "isn't what the steps have rounded off")
-            + ": a checkpoint would lose the rest",
+            f"after {STEPS} steps, the ranks' self.residuals "
+            + ("are empty" if is_empty else "add up to other values")
+            + ", expected what the steps have rounded off",
             rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
         )
     return f"{STEPS} steps: off by less than one rounding"
@@ -389,8 +402,8 @@ def _expect_own_residuals(runs: Runs) -> None:
         for a in of_ranks
     ):
         raise NotYetError(
-            "the residual is gradient + residual minus the sum of all ranks' numbers, "
-            "not minus this rank's own",
+            "each rank keeps gradient + residual minus the sum of all ranks' numbers, "
+            "expected minus the rank's own numbers only",
             slug="residual-of-the-sum",
             rule="keep the residual before comm.all_reduce(numbers), which changes "
             "them in place",
@@ -402,8 +415,10 @@ def _lost(rank: int, actual: Tensor, total: Tensor, bound: float) -> None:
     # Without error feedback each step may be off by one rounding, and no more.
     gone = not actual[at].any() and off(actual, total) <= STEPS * bound
     raise NotYetError(
-        f"on rank {rank}, the sum of {STEPS} steps' buckets is off by "
-        f"{off(actual, total):.3g}, expected at most {bound:.3g}: one step's rounding",
+        f"after {STEPS} steps, the sum of rank {rank}'s buckets is off by "
+        f"{off(actual, total):.3g}, expected at most {bound:.3g}, one step's rounding"
+        + ": what each step rounds off is lost"
+        * gone,
         slug="no-error-feedback" if gone else "",
         evidence=[
             (
@@ -432,7 +447,8 @@ def one_byte_for_each(runs: Runs) -> str | None:
         rule = f"it sends {', '.join(wide)}: all_reduce an int8 tensor"
         raise NotYetError(
             f"rank {rank} sends {sent:.0f} bytes for a bucket of {SIZE} elements"
-            f", expected at most {limit:.0f}",
+            + f", as {' and '.join(wide)}" * bool(wide)
+            + f", expected at most {limit:.0f}, as int8",
             slug="wide-sum" if wide else "",
             evidence=heard_lines(run),
             rule=rule if wide else "",

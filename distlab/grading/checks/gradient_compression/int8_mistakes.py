@@ -38,38 +38,42 @@ _LEVELS = "a rank's numbers may be as large as 127 // n"
 MISTAKES = {
     "int8-overflow": Mistake(
         "int8-overflow",
-        "a sum of the ranks' numbers does not fit into int8: it wrapped around",
+        "the ranks' numbers add up to more than int8 holds and wrap around, expected "
+        "at most 127 // n on each rank",
         _LEVELS,
     ),
     "fractional-levels": Mistake(
         "int8-overflow",
-        "the levels are 127 / n, not rounded down: each rank rounds its largest number "
-        "up, and the sum wraps around",
+        "the levels are 127 / n, expected 127 // n: numbers are rounded up, and their "
+        "sum wraps around",
         _LEVELS,
     ),
     "levels-of-128": Mistake(
         "int8-overflow",
-        "the levels are 128 // n: int8 ends at 127, and 128 becomes -128",
+        "the levels are 128 // n, expected 127 // n: in int8, 128 becomes -128",
         _LEVELS,
     ),
     "own-scale": Mistake(
         "own-scale",
-        "each rank used its own scale: numbers of different units were added",
+        "each rank used its own scale, expected one for all: numbers with different "
+        "scales were added",
         "all_reduce the scale with ReduceOp.MAX first",
     ),
     "signed-scale": Mistake(
         "",
-        "the scale is that of the largest element, not of the largest magnitude: a "
-        "negative one does not fit into int8",
+        "the scale is that of the largest element, expected the largest magnitude: a "
+        "large negative element doesn't fit into int8",
         "corrected.abs().max()",
     ),
     "divided-twice": Mistake(
         "divided-twice",
-        "bucket.flat is the mean, not the sum: DDP divides again",
+        "bucket.flat holds the ranks' mean, expected their sum, which DDP divides "
+        "itself",
         "leave the sum in bucket.flat: DDP divides it",
     ),
     "own-gradient-only": Mistake(
-        "own-gradient-only", "every rank still has its own gradient"
+        "own-gradient-only",
+        "every rank still has its own gradient, expected the ranks' sum",
     ),
 }
 """By their names in `guesses`."""

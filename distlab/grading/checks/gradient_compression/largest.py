@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.clause import clause
+from distlab.grading.kit.plans import in_call
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
@@ -45,7 +46,8 @@ def select(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     told: list[Any] = []
     for number in range(len(CASES) + len(TIED)):
         values, ratio, _ = case(seed, number)
-        found = unit.largest(values.to(context.comm.device), ratio)
+        with in_call(f"largest with {len(values)} elements and ratio {ratio}"):
+            found = unit.largest(values.to(context.comm.device), ratio)
         if isinstance(found, Tensor):
             found = [str(found.dtype)[6:], list(found.shape), found.flatten().tolist()]
         told.append(found)
@@ -63,15 +65,22 @@ def largest_magnitudes(runs: Runs) -> str | None:
 
 
 def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
-    what = f"of {len(values)} elements, ratio {ratio},"
+    num = len(values)
+    what = f"for {num} element{'s' * (num != 1)} and ratio {ratio}, `largest`"
     if not isinstance(found, list):
-        raise NotYetError(f"largest returned {found!r:.50}, expected a tensor")
+        raise NotYetError(f"{what} returned {found!r:.50}, expected a tensor")
     dtype, shape, indices = found
     if shape != [k]:
-        is_none = shape == [0] and int(ratio * len(values)) == 0
+        is_none = shape == [0] and int(ratio * num) == 0
+        got = f"returned a tensor of shape {shape}, expected [{k}]"
+        if len(shape) == 1:
+            least = "at least 1" if k > int(ratio * num) else f"int({ratio} · {num})"
+            s = "s" * (shape[0] != 1)
+            got = f"chose {shape[0]} element{s}, expected {least}"
+            got += f" = {k}" * (k == int(ratio * num))
         slug = "nothing-sent" if is_none else ""
         raise NotYetError(
-            f"{what} largest returned a tensor of shape {shape}, expected [{k}]",
+            f"{what} {got}",
             slug=slug,
             rule="k = max(1, int(ratio * elements))" if slug else "",
         )
@@ -84,16 +93,23 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
         fits = [slug for slug, g in guesses.items() if sorted(g) == sorted(indices)]
         shown = (("returned", sorted(indices)), ("expected", wanted))
         has_nan = bool(values.isnan().any())
-        nan = " (one is nan, which counts as the largest)" * has_nan
+        slug = fits[0] if len(fits) == 1 else ""
+        chose = {
+            "signed-order": "chose the largest values",
+            "smallest-sent": "chose the smallest magnitudes",
+        }.get(slug, "chose other elements")
+        if len({*indices}) < len(indices):
+            chose = "chose an element twice"
+        nan = "; a nan counts as the largest" * has_nan
         raise NotYetError(
-            f"{what} the indices are not those of the largest magnitudes{nan}",
-            slug=fits[0] if len(fits) == 1 else "",
+            f"{what} {chose}, expected the {k} largest magnitudes{nan}",
+            slug=slug,
             evidence=[(NOBODY, name, _values(values, at)) for name, at in shown],
         )
     if dtype != "int32":
         is_wide = dtype == "int64"
         raise NotYetError(
-            f"{what} the indices are {dtype}, expected int32",
+            f"{what} returned {dtype} indices, expected int32",
             slug="wide-indices" if is_wide else "",
             rule="indices.to(torch.int32)" if is_wide else "",
         )

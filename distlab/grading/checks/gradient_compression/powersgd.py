@@ -52,6 +52,7 @@ from distlab.grading.kit.values import (
 from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
 
 TASK = "gradient_compression.powersgd"
 RANK = 2
@@ -88,8 +89,11 @@ def compress(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any
 
 
 def _plays(world_size: int) -> list[RunSpec]:
-    dtypes: list[dict[str, str]] = [{}, {"dtype": narrow_dtype(world_size)}]
-    several = [on_ranks(compress_several, **dtype) for dtype in dtypes]
+    narrow = narrow_dtype(world_size)
+    several = [
+        on_ranks(compress_several).when("with buckets of no, one or several matrices"),
+        on_ranks(compress_several, dtype=narrow).when(f"with {narrow} buckets"),
+    ]
     return [on_ranks(compress), *several]
 
 
@@ -129,25 +133,29 @@ def expected(seed: int, n: int, mistake: str = "") -> list[list[list[Tensor]]]:
 MISTAKES = (
     Mistake(
         "not-orthonormal",
-        "P Qᵀ was computed with a P whose columns are not orthonormal",
+        "P Qᵀ has a P whose columns are not orthonormal, expected orthonormal ones",
         "torch.linalg.qr(P).Q, after the all_reduce",
     ),
     Mistake(
         "factor-not-summed",
-        "every rank multiplied with its own Q: the ranks' Q were not added",
+        "every rank used its own Q in P Qᵀ, expected the sum of the ranks' Q",
         "all_reduce Q as well",
     ),
-    Mistake("no-error-feedback", "what the steps before did not send is lost"),
+    Mistake(
+        "no-error-feedback",
+        "what earlier steps did not send is lost, expected it added to the gradient",
+    ),
     Mistake(
         "factor-forgotten",
-        "every step begins with the first Q again",
+        "P was computed with the first Q again, expected the Q of the step before",
         "keep the summed Q: self.factors.keep",
     ),
 )
 UNNAMED = (
     Mistake(
         "sum-subtracted",
-        "the residual lacks the ranks' whole sum P Qᵀ, expected its n-th part",
+        "each rank's residual lacks the whole sum P Qᵀ, expected it to lack the "
+        "rank's share, P Qᵀ / n",
         "the residual is M - P Qᵀ / n: each rank has sent its share of the sum",
     ),
     Mistake(
@@ -206,9 +214,7 @@ def others_are_exact(runs: Runs) -> str | None:
     """The elements of parameters with one dimension, in every step."""
     for step, bucket in product(range(STEPS), range(NUM_BUCKETS)):
         part = slice(MATRIX, None)
-        _expect(
-            runs, step, bucket, part, "the part of the parameters with one dimension"
-        )
+        _expect(runs, step, bucket, part, "the one-dimensional part")
     expect_others(runs)
     return None
 
@@ -246,10 +252,15 @@ def _expect_residuals(runs: Runs) -> None:
         kept = [value["kept"][bucket] for value in run.values if value["kept"]]
         left = torch.stack(kept).sum(0) if kept else torch.zeros_like(right)
         if not close(left[:MATRIX], right[:MATRIX], 1e-6):
+            is_empty = not bool(left[:MATRIX].any())
             raise NotYetError(
-                f"after {STEPS} steps, self.residuals of the ranks add up to "
-                f"{brief(left[:MATRIX])}, and the sums lack {brief(right[:MATRIX])}: "
-                "a checkpoint would lose the rest",
+                f"after {STEPS} steps, the ranks' self.residuals for bucket {bucket} "
+                + ("are empty" if is_empty else "add up to other values")
+                + ", expected what the sums still lack",
+                evidence=[
+                    (NOBODY, "add up to", brief(left[:MATRIX])),
+                    (NOBODY, "expected", brief(right[:MATRIX])),
+                ],
                 rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
             )
 
@@ -266,8 +277,9 @@ def factors_only(runs: Runs) -> str | None:
     if over := bytes_over(run, STEPS, limit):
         rank, sent = over
         raise NotYetError(
-            f"rank {rank} sends {sent:.0f} bytes for a bucket, expected at most "
-            f"{limit:.0f}: P, Q and {OTHERS} other elements",
+            f"for a bucket with a {ROWS} × {COLUMNS} matrix, rank {rank} sends "
+            f"{sent:.0f} bytes, expected at most {limit:.0f}: P, Q and {OTHERS} other "
+            "elements",
             evidence=heard_lines(run),
         )
     expect_factors_only(runs)

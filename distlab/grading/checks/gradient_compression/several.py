@@ -32,25 +32,32 @@ from distlab.runner import Run
 NUMBERS = {0: "no matrix", 1: "one matrix", 2: "two matrices", 3: "three matrices"}
 NEAR = {"float64": 1e-7, "float32": 1e-3}
 SENTENCES = {
-    "not-orthonormal": "P Qᵀ was computed with a P whose columns are not orthonormal",
-    "factor-not-summed": "every rank multiplied with its own Q: the ranks' Q were not "
-    "added",
-    "no-error-feedback": "what the steps before did not send of it is lost",
-    "factor-forgotten": "it begins with its first Q again",
+    "not-orthonormal": "P Qᵀ has a P without orthonormal columns, expected them",
+    "factor-not-summed": "every rank used its own Q, expected the sum of all ranks' Q",
+    "no-error-feedback": "what earlier steps did not send is lost",
+    "factor-forgotten": "P was computed with the first Q again, expected the last Q",
 }
 _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _where(step: int, parameter: int) -> str:
-    """`in step 3, matrix 2 of a bucket's 3 (5 × 6)`."""
+    """`in step 3, matrix 2 of 3 in a bucket (5 × 6)`."""
+    return f"{_when(step)}, {_matrix(step, parameter)}"
+
+
+def _when(step: int) -> str:
+    moved = ", when the buckets have changed" if step == MOVED else ""
+    return f"in step {step + 1}{moved}"
+
+
+def _matrix(step: int, parameter: int) -> str:
     (places,) = [one for one in layout(step) if parameter in one]
     matrices = [i for i in places if i in MATRICES]
-    moved = ", in another bucket than before" if step == MOVED else ""
     rows, columns = sides(parameter)
-    which = "a bucket's only matrix"
+    which = "the only matrix in a bucket"
     if len(matrices) > 1:
-        which = f"matrix {matrices.index(parameter) + 1} of a bucket's {len(matrices)}"
-    return f"in step {step + 1}{moved}, {which} ({rows} × {columns})"
+        which = f"matrix {matrices.index(parameter) + 1} of {len(matrices)} in a bucket"
+    return f"{which} ({rows} × {columns})"
 
 
 def _run(runs: Runs, dtype: str = "float64") -> Run:
@@ -71,7 +78,8 @@ def _suspects(
         Suspect(
             slug=slug,
             values=expected(runs.seed, runs.world_size, slug)[step][parameter],
-            sentence=f"{_where(step, parameter)} {SENTENCES[slug]}",
+            sentence=f"{_when(step)}, for {_matrix(step, parameter)}, "
+            f"{SENTENCES[slug]}",
         )
         for slug in slugs
     ]
@@ -107,8 +115,8 @@ def expect_order(runs: Runs) -> None:
             guess = torch.cat([right[i][rank] for i in turned])
             if torch.allclose(actual, guess, rtol=0, atol=1e-6):
                 raise NotYetError(
-                    f"step 1: on rank {rank} a bucket has its matrices first and then "
-                    "its other elements, but its parameters have another order",
+                    f"after step 1, rank {rank}'s bucket.flat holds the matrices "
+                    "first, expected the order of the bucket's parameters",
                     rule="join(bucket, matrices, others) keeps the order",
                 )
 
@@ -123,14 +131,17 @@ def expect_low_rank(runs: Runs) -> None:
     run = _run(runs)
     for parameter in (i for i in MATRICES if i not in (EMPTY, LOW)):
         _expect(runs, 0, parameter, "not-orthonormal", "factor-not-summed")
-    for parameter, what in ((EMPTY, "is zero"), (LOW, "has the rank 1, not 2")):
+    for parameter, what in ((EMPTY, "is zero"), (LOW, f"has rank 1, below {RANK}")):
         right = expected(runs.seed, runs.world_size)[0][parameter]
         actual = _parts(run, 0, parameter)
-        about = f"step 1: the ranks' sum of a matrix {what}"
+        about = f"when the ranks' sum of a matrix {what}"
         for rank, one in enumerate(actual):
             if not bool(one.isfinite().all()):
-                raise NotYetError(f"{about}; on rank {rank} bucket.flat becomes nan")
-        expect_values(actual, right, what=f"{about}; bucket.flat", tolerance=1e-7)
+                raise NotYetError(
+                    f"{about}, bucket.flat is not finite on rank {rank} after wait(), "
+                    "expected the sum"
+                )
+        expect_values(actual, right, what=f"{about}, bucket.flat", tolerance=1e-7)
     dtype = narrow_dtype(runs.world_size)
     for parameter in MATRICES:
         if dtype in NEAR:
@@ -140,7 +151,9 @@ def expect_low_rank(runs: Runs) -> None:
         for rank, one in enumerate(_parts(_run(runs, dtype), 0, parameter)):
             if not bool(one.isfinite().all()):
                 about = f"{_where(0, parameter)} in {dtype}"
-                raise NotYetError(f"{about} is not finite on rank {rank}")
+                raise NotYetError(
+                    f"{about} is not finite on rank {rank}, expected the sum"
+                )
 
 
 def expect_others(runs: Runs) -> None:
@@ -157,8 +170,8 @@ def expect_others(runs: Runs) -> None:
                 expect_values(
                     _parts(_run(runs), step, parameter),
                     expected(runs.seed, runs.world_size)[step][parameter],
-                    what=f"step {step + 1}, a bucket of {matrices}: the parameter of "
-                    f"shape {shape}",
+                    what=f"in step {step + 1}, the parameter of shape {shape} in a "
+                    f"bucket with {matrices}",
                     tolerance=1e-7,
                 )
 
@@ -177,14 +190,14 @@ def expect_kept(runs: Runs) -> None:
         later = [value["sums"][step][EMPTY] for step in range(1, STEPS)]
         if not any(bool(part.any()) for part in later):
             raise NotYetError(
-                f"rank {rank}: a matrix whose gradient was zero in step 1 is zero in "
-                "all later steps: its Q has become zero, and so has its P",
+                f"after a zero gradient in step 1, a matrix on rank {rank} stays zero "
+                "in all later steps: its Q has become zero, and so has its P",
                 rule="a P of zeros needs orthonormal columns too",
             )
         if float(value["kept"].abs().max()) > 1e-6:
             raise NotYetError(
-                f"rank {rank} keeps a residual for parameters of fewer than two "
-                "dimensions, which were summed exactly",
+                f"rank {rank} keeps a residual for parameters with fewer than two "
+                "dimensions, expected none: they are summed exactly",
                 rule="their residual is zero",
             )
 
@@ -199,8 +212,8 @@ def expect_one_wait(runs: Runs) -> None:
         for op, _, when, *_ in record.value["heard"]:
             if when == "again" and op != "wait()":
                 raise NotYetError(
-                    f"rank {record.rank}: the second wait() of the same Work calls "
-                    f"{op} again",
+                    f"when wait() is called twice on the same Work, rank {record.rank} "
+                    f"calls {op} again, expected no message",
                     rule="Later calls finish once",
                 )
 
@@ -225,9 +238,9 @@ def expect_factors_only(runs: Runs) -> None:
         for record in run.ranks:
             if record.sent_bytes > limit:
                 raise NotYetError(
-                    f"rank {record.rank} sends {record.sent_bytes:,.0f} bytes in "
-                    f"{STEPS} steps of buckets with no to three matrices of {dtype}, "
-                    f"expected at most {limit:,.0f}: P, Q and the other elements",
+                    f"in {STEPS} steps with {dtype} buckets, rank {record.rank} sends "
+                    f"{record.sent_bytes:,.0f} bytes, expected at most {limit:,.0f}: "
+                    "P, Q and the other elements",
                     evidence=heard_lines(run),
                 )
     _expect_two_sums(_run(runs))
@@ -242,9 +255,9 @@ def _expect_two_sums(run: Run) -> None:
                     continue
                 matrices = NUMBERS[min(3, sum(i in MATRICES for i in places))]
                 raise NotYetError(
-                    f"rank {record.rank} adds up {count} messages for a bucket of "
-                    f"{matrices}, expected two: every P and the other elements in one, "
-                    "every Q in the other",
+                    f"for a bucket with {matrices}, rank {record.rank} makes {count} "
+                    "reductions, expected two: one of all P and the other elements, "
+                    "one of all Q",
                     evidence=heard_lines(run),
                     rule="torch.cat before the all_reduce, split after it",
                 )

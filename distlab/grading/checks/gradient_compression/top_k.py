@@ -169,15 +169,13 @@ def _expect_sum(runs: Runs, step: int, bucket: int, suspects: Any) -> None:
     actual = sums_of(runs.finished(compress), step, bucket)
     infinite = ""
     if step >= OVERFLOW and not bucket:
-        infinite = f", after step {OVERFLOW + 1} with a gradient of inf"
+        infinite = f", after an inf in step {OVERFLOW + 1}"
     if step == OVERFLOW and not bucket:
-        infinite = ", in which a gradient is inf"
+        infinite = ", with an inf gradient"
     dtype = gradients(runs.seed, n)[step][bucket][0].dtype
     single = " (float32)" * (dtype == torch.float32)
-    what = (
-        f"in step {step + 1}{infinite}, with both buckets in flight, the sum of bucket "
-        f"{bucket}{single}"
-    )
+    both = ", with two buckets in flight" * bool(bucket)
+    what = f"in step {step + 1}{infinite}{both}, bucket {bucket}{single}"
     expect_values(
         actual,
         [expected(runs.seed, n)[step][bucket]] * n,
@@ -190,45 +188,47 @@ def _expect_sum(runs: Runs, step: int, bucket: int, suspects: Any) -> None:
 
 def _first_suspects(seed: int, n: int) -> list[Suspect]:
     own, sums = gradients(seed, n)[0][0], expected(seed, n)[0][0]
-    overwritten = "where several ranks sent the same index, only the last rank's value "
+    overwritten = "where ranks sent the same index, only the last rank's value is kept"
     adds = "flat[indices] = values writes once, += too: index_add_ adds"
     wide = "take the dtype from what you send: values.new_empty(…)"
     return [
         Suspect(
             slug="same-index-overwritten",
             values=[expected(seed, n, add=False)[0][0]] * n,
-            sentence=f"{overwritten}is there",
+            sentence=f"{overwritten}, expected the sum",
             rule=adds,
         ),
         Suspect(
             slug="wrong-dtype",
             values=[expected(seed, n, sends=_in_single)[0][0]] * n,
-            sentence="the gathered values are float32, the bucket is float64",
+            sentence="the gathered values are float32, expected the bucket's float64",
             rule=wide,
         ),
         Suspect(
             slug="same-index-overwritten",
             values=[expected(seed, n, add=False, sends=_in_single)[0][0]] * n,
-            sentence=f"{overwritten}is there, as float32; the bucket is float64",
+            sentence=f"{overwritten}, in float32; expected the sum, in float64",
             rule=f"{adds}; {wide}",
         ),
         Suspect(
             slug="added-to-own-gradient",
             values=[g + sums for g in own],
-            sentence="the sum was added to this rank's own gradient, which was still "
-            "in bucket.flat",
+            sentence="each rank added the sum to its own gradient in bucket.flat, "
+            "expected the sum alone",
             rule="zero bucket.flat first",
         ),
         Suspect(
             slug="divided-twice",
             values=[sums / n] * n,
-            sentence=f"bucket.flat is the mean, 1/{n} of the sum: DDP divides again",
+            sentence="bucket.flat holds the ranks' mean, expected their sum, which DDP "
+            "divides itself",
             rule="leave the sum in bucket.flat: DDP divides it",
         ),
         Suspect(
             slug="own-gradient-only",
             values=[_only(g, g) for g in own],
-            sentence="every rank has only what it sent itself",
+            sentence="every rank has only what it sent itself, expected the sum of "
+            "what all ranks sent",
         ),
     ]
 
@@ -258,44 +258,52 @@ _OWN = "each rank keeps what it did not send itself"
 GUESSES = (
     _Guess(
         "no-error-feedback",
-        "what the steps before did not send is lost",
+        "what earlier steps did not send is lost, expected it added to the gradient",
         lambda now: torch.zeros_like(now.corrected),
     ),
     _Guess(
         "residual-of-the-mean",
-        "the residual is the corrected gradient minus the ranks' mean, not minus "
-        "what this rank sent",
+        "each rank's residual lacks the mean of all ranks, expected it to lack what "
+        "this rank sent",
         lambda now: now.corrected - now.total / now.num_ranks,
         _OWN,
     ),
     _Guess(
         "residual-of-the-sum",
-        "the residual is the corrected gradient minus the ranks' sum, not minus what "
+        "each rank's residual lacks the sum of all ranks, expected it to lack what "
         "this rank sent",
         lambda now: now.corrected - now.total,
         _OWN,
     ),
     _Guess(
         "sent-and-kept",
-        "what was sent is kept as well, and is sent again",
+        "each rank sent the same elements again, expected the residual without what "
+        "was sent",
         lambda now: now.corrected,
     ),
-    _Guess("residual-shared", "one residual is used for all buckets", share=True),
+    _Guess(
+        "residual-shared",
+        "all buckets use the same residual, expected one for each bucket",
+        share=True,
+    ),
     _Guess(
         "old-residual-lost",
-        "the residual is what is left of the gradient, without the residual before it",
+        "the residual is what is left of the gradient, expected what is left of "
+        "gradient + residual",
         lambda now: now.gradient.where(now.sent == 0, 0.0),
         "keep what is left of gradient + residual",
     ),
     _Guess(
         "old-residual-lost",
-        "the residual is the gradient minus what was sent, without the residual before",
+        "the residual is the gradient minus what was sent, expected gradient + "
+        "residual minus what was sent",
         lambda now: now.gradient - now.sent,
         "keep what is left of gradient + residual",
     ),
     _Guess(
         "chosen-without-residual",
-        "the largest of the gradient alone were sent, not of gradient + residual",
+        "each rank chose the largest elements of its gradient alone, expected those "
+        "of gradient + residual",
         rule="choose from gradient + residual",
         sends=lambda gradient, corrected: _only(corrected, gradient),
     ),
@@ -313,11 +321,15 @@ def _later(runs: Runs, step: int, bucket: int) -> list[Suspect]:
                 ][bucket]
             ]
             * n,
-            sentence=f"step {step + 1}: {guess.sentence}",
+            sentence=f"in step {step + 1}, {guess.sentence}",
             rule=guess.rule,
         )
         for guess in GUESSES
     ]
+
+
+def _times(num: int) -> str:
+    return "once" if num == 1 else f"{num} times"
 
 
 @clause(TASK, "C4", worlds=WORLDS, runs=[on_ranks(compress)])
@@ -332,8 +344,8 @@ def bytes_are_saved(runs: Runs) -> str | None:
         rank, sent = over
         dense = sent >= (n - 1) / n * SIZE * value
         raise NotYetError(
-            f"rank {rank} sends {sent:.0f} bytes for a bucket, expected on average "
-            f"{limit}: {n - 1} times {k} indices and values",
+            f"rank {rank} sends {sent:.0f} bytes for a bucket of {SIZE} elements, "
+            f"expected {limit}: {k} indices and values, {_times(n - 1)}",
             slug="sent-dense" if dense else "",
             evidence=heard_lines(run),
             rule="send the k values and their indices, not a tensor of zeros"
