@@ -19,12 +19,14 @@ from distlab.grading.checks.imagenet_trainer.parts import (
     new_job,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import SINGLE, Suspect, close, expect_values
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner import Run as Played
+from distlab.terminal import enumerated
 
 TASK = "imagenet_trainer.compose"
 WORLDS = (3, 2, 1)
@@ -61,7 +63,7 @@ def steps(context: RankContext, unit: ModuleType, seed: int, clip_norm: float) -
 
 
 FREE = on_ranks(steps, clip_norm=1e9)
-CLIPPED = on_ranks(steps, clip_norm=SMALL)
+CLIPPED = on_ranks(steps, clip_norm=SMALL).when(f"with clip_norm={SMALL}")
 
 
 def _played(runs: Runs, clip_norm: float) -> Played:
@@ -89,7 +91,7 @@ def _expect(
     expect_values(
         [value[step][key] for value in run.values],
         values(),
-        what=f"step {step + 1}: {what}",
+        what=f"after step {step + 1}{_skips(step)}, {what}",
         verb="are" if key == "weights" else "is",
         suspects=suspects,
         # clip_grad_norm_ adds 1e-6 to the norm; other ways of clipping do not.
@@ -97,30 +99,36 @@ def _expect(
     )
 
 
+def _skips(step: int) -> str:
+    return ", which had to be skipped" * (step == OVERFLOW)
+
+
 FIRST = (
     (
         "mean of microbatches",
         "mean-of-microbatches",
-        "the gradient is the mean of the microbatches' means; they have unequal sizes",
+        "the gradient is the mean of the microbatches' means, expected the mean over "
+        "all samples: microbatches have different sizes",
         "each sample has the same weight: len(part) over the global batch",
     ),
     (
         "mean of ranks",
         "mean-of-means",
-        "the gradient is the mean of the ranks' means; they have unequal numbers of "
-        "samples",
+        "the gradient is the mean of the ranks' means, expected the mean over all "
+        "samples: ranks have different numbers of them",
         "each sample has the same weight: len(part) over the global batch",
     ),
     (
         "divided by n",
         "",
-        "the gradient is n times too small: the engine divides by n",
+        "the gradient is n times too small, expected the mean over all samples: the "
+        "engine divides by n itself",
         "loss * n, or a weight with n in it: then the engine's mean is the sum",
     ),
     (
         "not zeroed",
         "gradients-not-zeroed",
-        "the gradient of an earlier step was still in .grad",
+        "the gradient of an earlier step was still in .grad, expected it to be zeroed",
         "zero_grad() before the first backward() of a step",
     ),
 )
@@ -137,14 +145,18 @@ def as_one_process(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         loss = value[0]["loss"]
         if not isinstance(loss, float):
-            raise NotYetError(f"rank {rank}: the loss is a {loss}, expected a float")
+            raise NotYetError(
+                f"on rank {rank}, train_step returned a {loss}, expected the loss as a "
+                "float"
+            )
         wide = torch.tensor([expected], dtype=torch.float64)
         if close(torch.tensor([loss], dtype=torch.float64), wide, SINGLE):
             _expect_loss(run, wide)
         else:
+            got, wanted = apart(loss, expected)
             raise NotYetError(
-                f"rank {rank}: the loss of step 1 is {loss:.6f}, expected "
-                f"{expected:.6f}, the mean over the samples of all ranks"
+                f"in step 1, train_step on rank {rank} returned a loss of {got}, "
+                f"expected {wanted}, the mean over the samples of all ranks"
             )
     return f"n = {runs.world_size}, ranks with 5, 6, … samples in {PARTS} microbatches"
 
@@ -159,8 +171,8 @@ def _expect_large(run: Played, right: Baseline) -> None:
         is_near = isinstance(loss, float) and abs(loss - expected) <= 1e-3 * expected
         if isinstance(loss, float) and not is_near:
             raise NotYetError(
-                f"rank {rank}: the loss of a global batch of {LARGE} samples for each "
-                f"rank and more is {loss:.3g}, expected {expected:.3g}",
+                f"with more than {LARGE} samples on each rank, the loss on rank {rank} "
+                f"is {loss:.3g}, expected {expected:.3g}",
                 rule="count the samples in int64: a narrow dtype wraps or rounds",
             )
 
@@ -183,19 +195,22 @@ def sent_once(runs: Runs) -> str | None:
         sizes = value[0]["sizes"]
         if len(sizes) != PARTS or max(sizes) - min(sizes) > 1:
             raise NotYetError(
-                f"rank {rank}: {sum(sizes)} samples went through the engine in batches "
-                f"of {sizes}, expected {PARTS} microbatches of about the same size"
+                f"rank {rank} sent its samples through the engine in batches of "
+                f"{enumerated(sizes or ['none'])}, expected {PARTS} microbatches of "
+                "about the same size"
             )
         if sum(sizes) != 5 + rank:
             raise NotYetError(
-                f"rank {rank} has {5 + rank} samples, and {sum(sizes)} went through "
-                "the engine"
+                f"rank {rank} sent {sum(sizes)} samples through the engine, expected "
+                f"all of its {5 + rank}"
             )
         if (sent := value[0]["sent"]) != num:
             each = sent == num * PARTS
             raise NotYetError(
-                f"rank {rank}: the engine sent {sent} gradients in step 1, expected "
-                f"{num}, one for each parameter",
+                f"in step 1, rank {rank}'s engine sent {sent} gradients, expected "
+                f"{num}, one for each parameter"
+                + ": every microbatch sent its own"
+                * each,
                 slug="synced-every-microbatch" if each else "",
                 rule="job.engine.no_sync() around all microbatches but the last one"
                 if each
@@ -203,18 +218,21 @@ def sent_once(runs: Runs) -> str | None:
             )
         if value[0]["split"]:
             raise NotYetError(
-                f"rank {rank}: no_sync() is around backward() or around the forward, "
-                "not around both",
+                f"on rank {rank}, no_sync() is around only one of forward and "
+                "backward(), expected it around both",
                 slug="forward-outside-no-sync",
                 rule="the forward and backward() of a microbatch in one block: torch's "
                 "DDP decides in the forward what backward() sends",
             )
         if value[0]["outside"]:
-            raise NotYetError(f"rank {rank}: a forward was not in job.autocast()")
+            raise NotYetError(
+                f"on rank {rank}, a forward ran outside job.autocast(), expected it "
+                "inside"
+            )
         if value[0]["inside"]:
             raise NotYetError(
-                f"rank {rank}: backward() was called in job.autocast(); it uses the "
-                "dtypes of the forward by itself"
+                f"on rank {rank}, backward() ran inside job.autocast(), expected it "
+                "outside: it uses the forward's dtypes by itself"
             )
     return f"n = {runs.world_size}: {num} gradients, {PARTS} microbatches"
 
@@ -223,8 +241,8 @@ CLIPS = (
     (
         "clipped with the scale",
         "clipped-with-scale",
-        f"the gradient was clipped while it was {SCALE:.0f} times too large: its norm "
-        "after unscale_ is too small",
+        f"the gradient was clipped with the loss scale of {SCALE:.0f} still in it, "
+        "expected unscale_ before clipping",
         "unscale_, then clip, then step",
     ),
 )
@@ -245,24 +263,27 @@ def skipped(runs: Runs) -> str | None:
     return f"n = {runs.world_size}: {STEPS} steps, step {OVERFLOW + 1} is skipped"
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _expect_all_steps(runs: Runs, clip_norm: float) -> None:
     run = _played(runs, clip_norm)
     right = baseline(runs.seed, runs.world_size, PARTS, clip_norm)
     for step in range(STEPS):
         for rank, value in enumerate(run.values):
-            record, where = value[step], f"step {step + 1}, rank {rank}"
+            record, when = value[step], f"after step {step + 1}"
             if record["updates"] != step + 1:
                 raise NotYetError(
-                    f"{where}: scaler.update() was called {record['updates']} times so "
-                    f"far, expected {step + 1}: once in each step, skipped or not"
+                    f"{when}{_skips(step)}, rank {rank} had called scaler.update() "
+                    f"{_times(record['updates'])}, expected {_times(step + 1)}"
                 )
             if abs(record["rate"] - right.rates[step]) > 1e-12:
                 stayed = close(record["weights"], right.weights[step], SINGLE)
                 is_skip = step == OVERFLOW and stayed
                 raise NotYetError(
-                    f"{where}: the next learning rate is {record['rate']:.4f}, "
-                    f"expected {right.rates[step]:.4f}"
-                    + ("; this step was skipped" if is_skip else ""),
+                    f"{when}{_skips(step)}, rank {rank}'s learning rate is "
+                    f"{record['rate']:.3g}, expected {right.rates[step]:.3g}",
                     slug="moved-in-skipped-step" if is_skip else "",
                 )
         _expect(runs, clip_norm, step, "weights", "the weights")
@@ -276,7 +297,8 @@ def _expect_all_steps(runs: Runs, clip_norm: float) -> None:
                 (
                     "average moves",
                     "moved-in-skipped-step",
-                    f"the average moved in step {OVERFLOW + 1}, which was skipped",
+                    f"the average moved in step {OVERFLOW + 1}, which was skipped, "
+                    "expected no change",
                     "the average is one of the steps that were taken",
                 ),
             ),

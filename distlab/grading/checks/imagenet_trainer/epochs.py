@@ -19,6 +19,8 @@ from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
+from distlab.runner.autopsy import NOBODY
+from distlab.terminal import enumerated
 
 TASK = "imagenet_trainer.compose"
 
@@ -86,7 +88,8 @@ def _expected_log(stop: int) -> list[str]:
     return log
 
 
-WHOLE, STOPPED = on_ranks(epochs, stop=0), on_ranks(epochs, stop=2)
+STOPS = "when on_step returns False in the second step"
+WHOLE, STOPPED = on_ranks(epochs, stop=0), on_ranks(epochs, stop=2).when(STOPS)
 
 
 @clause(TASK, "C5", worlds=(1,), plays=(1,), runs=[WHOLE, STOPPED])
@@ -95,19 +98,20 @@ def in_order(runs: Runs) -> str | None:
     for stop in (0, 2):
         record = worked_out(runs, epochs, stop=stop).values[0]
         expected, log = _expected_log(stop), record["log"]
-        setting = "" if not stop else "on_step returns False in the second step: "
+        setting = "" if not stop else f"{STOPS}, "
         for place, wanted in enumerate(expected):
             got = log[place] if place < len(log) else "nothing more"
             if got != wanted and place == 0 and got.startswith("set_epoch"):
                 raise NotYetError(
-                    f"{setting}the loader was restored in epoch {START}, and fit "
-                    f"begins with {got}",
+                    f"when the loader was restored in epoch {START}, fit began with "
+                    f"{got}, expected that epoch first",
                     rule="begin with job.loader.epoch",
                 )
             if got != wanted:
                 forgot = wanted.startswith("set_epoch") and not got.startswith("set")
                 raise NotYetError(
-                    f"{setting}after {_last(log, place)}, expected {wanted}, got {got}",
+                    f"{setting}{_last(log, place)} {_next(got, place)}, expected "
+                    f"{_noun(wanted)}",
                     slug="set-epoch-forgotten" if forgot else "",
                     rule="set_epoch(epoch) before the first batch of each epoch"
                     if forgot
@@ -115,26 +119,53 @@ def in_order(runs: Runs) -> str | None:
                 )
         if len(log) > len(expected):
             raise NotYetError(
-                f"{setting}after the end, fit goes on: {log[len(expected)]}"
+                f"{setting}fit went on with {_noun(log[len(expected)])}, expected it "
+                "to return"
             )
         if not all(record["training"]):
             step = record["training"].index(False) + 1
             raise NotYetError(
-                f"{setting}in step {step} the model was in evaluation mode",
+                f"{setting}the model was in evaluation mode in step {step}, expected "
+                "training mode",
                 slug="evaluation-mode-kept",
                 rule="model.train() at the beginning of each epoch",
             )
         steps_of = [int(line.split()[-1]) for line in log if line.startswith("step")]
         if record["prepared"] != steps_of:
             raise NotYetError(
-                f"{setting}job.prepare was called for batches of epochs "
-                f"{record['prepared']}, expected {steps_of}"
+                f"{setting}fit called job.prepare for batches of the epochs "
+                f"{_all(record['prepared'])}, expected {_all(steps_of)}"
             )
     return f"restored in epoch {START} of {END}, and stopped in step 2"
 
 
 def _last(log: list[str], place: int) -> str:
-    return f'"{log[place - 1]}"' if place else "the call"
+    return f"after {_noun(log[place - 1])}, fit" if place else "fit"
+
+
+def _next(line: str, place: int) -> str:
+    if line == "nothing more":
+        return "returned"
+    return f"{'continued' if place else 'began'} with {_noun(line)}"
+
+
+def _all(epochs: list[int]) -> str:
+    return enumerated(epochs or ["none"])
+
+
+def _noun(line: str) -> str:
+    """A line of the log as what fit does."""
+    match line.split():
+        case ["epoch", epoch, num, "batches"]:
+            es = "es" * (num != "1")
+            return f"a loop over {num} batch{es} of epoch {epoch.rstrip(':')}"
+        case ["step", "of", "epoch", epoch]:
+            return f"on_step({epoch}, loss)"
+        case ["epoch", epoch, "gives", *metrics]:
+            return f"on_epoch({epoch}, {' '.join(metrics)})"
+        case ["nan"]:
+            return "on_step with a loss of nan"
+    return line
 
 
 @clause(TASK, "C6", worlds=(1,), plays=(1,), runs=[WHOLE], after=("C5",))
@@ -143,19 +174,20 @@ def averaged(runs: Runs) -> str | None:
     record = worked_out(runs, epochs, stop=0).values[0]
     if not all(record["evaluated"]):
         raise NotYetError(
-            "job.evaluate got a model that has not the weights of job.average",
+            "job.evaluate got a model without the weights of job.average, expected "
+            "job.model with these weights",
             slug="own-weights-evaluated",
             rule="with job.average.in_place_of(job.model): around job.evaluate",
         )
     if not all(record["resumed"]):
         raise NotYetError(
-            "the weights after an evaluation are not those of the last step before "
-            "it: training goes on from others"
+            "after an evaluation, training continues with other weights, expected "
+            "those of the last step before it"
         )
     if not all(record["kept"]):
         raise NotYetError(
-            "in on_epoch the model does not have its own weights, but those of the "
-            "evaluation",
+            "in on_epoch, the model does not have its own weights, expected them back "
+            "after the evaluation",
             rule="call on_epoch after the block of in_place_of",
         )
     return f"{END - START} evaluations"
@@ -196,22 +228,28 @@ def all_is_saved(runs: Runs) -> str | None:
     """The parts of the Run are those of the job."""
     record = worked_out(runs, saved).values[0]
     if record["kind"] != "Run":
-        raise NotYetError(f"run_of gives a {record['kind']}, expected a Run")
+        raise NotYetError(f"run_of returned a {record['kind']}, expected a Run")
     for name, got in record["others"].items():
         if got != f"job.{name}":
-            raise NotYetError(f"the Run's {name} is {got}, expected job.{name}")
+            raise NotYetError(
+                f"run_of returned a Run whose {name} is {got}, expected job.{name}"
+            )
     found = record["parts"]
     for name in NAMES:
         if name not in found:
             raise NotYetError(
-                f'the Run has no part "{name}": it has {sorted(found)}',
+                f'run_of returned a Run without the part "{name}", expected '
+                f"job.{name} in it",
+                evidence=[(NOBODY, "parts", ", ".join(sorted(found)))],
                 slug="part-not-saved",
                 rule="what changes from step to step has to be in the checkpoint",
             )
         if found[name] != f"job.{name}":
             raise NotYetError(
-                f'the part "{name}" is {found[name]}, expected job.{name} itself'
+                f'the part "{name}" of the Run is {found[name]}, expected job.{name}'
             )
     if extra := sorted(set(found) - set(NAMES)):
-        raise NotYetError(f'the Run has a part "{extra[0]}", which a job does not have')
+        raise NotYetError(
+            f'the Run has a part "{extra[0]}", expected only {", ".join(NAMES)}'
+        )
     return ", ".join(NAMES)
