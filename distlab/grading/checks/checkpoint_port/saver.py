@@ -43,8 +43,8 @@ FORGET = "last, self.last = self.last, None; then last.result(): it is raised on
 SHARDS = "no full_state_dict, no full_tensor(): DCP takes the DTensors themselves"
 ONE = "begin with wait(): the future of the last save, and its result()"
 
-LIVES = [on_ranks(three_lives)]
-SAVES = [on_ranks(in_background)]
+LIVES = [on_ranks(three_lives).when("when 3, then 2, then 3 ranks save and load")]
+SAVES = [on_ranks(in_background).when("when saves run in the background")]
 
 
 def _lives(runs: Runs) -> list[list[dict[str, Any]]]:
@@ -67,20 +67,29 @@ def continues(runs: Runs) -> str | None:
     n, seed = runs.world_size, runs.seed
     sizes = sizes_of(n)
     known = [
-        ("all", "", "nothing was loaded: the new model has its own weights"),
-        ("optimizer", "optimizer-kept-its-own", "the optimizer's state was not loaded"),
+        ("all", "", "the model kept its new weights, expected the saved ones"),
+        (
+            "optimizer",
+            "optimizer-kept-its-own",
+            "the optimizer kept its new state, expected the saved one",
+        ),
         (
             "settings",
             "optimizer-kept-its-own",
-            "the optimizer has its momentum, but not the learning rate that was saved",
+            "the optimizer has the saved momentum, but kept its own learning rate, "
+            "expected the saved one",
         ),
-        ("frozen", "", "the frozen parameter was not loaded: it is the new model's"),
+        (
+            "frozen",
+            "",
+            "the frozen parameter kept its new values, expected the saved ones",
+        ),
     ]
     for life, ranks in enumerate(_lives(runs)):
         size = sizes[life]
         if life and ranks[0]["step"] != (None, FIRST, SECOND)[life]:
             break  # another checkpoint, or none: that is C5
-        before = f"saved on {sizes[life - 1]} ranks, loaded on {size}: " if life else ""
+        before = _moved(sizes[life - 1], size) if life else ""
         expect_values(
             [found["weights"] for found in ranks],
             same_everywhere(baseline(seed, n, life), size),
@@ -90,7 +99,7 @@ def continues(runs: Runs) -> str | None:
                 Suspect(
                     slug=slug,
                     values=same_everywhere(baseline(seed, n, life, lost), size),
-                    sentence=sentence,
+                    sentence=f"{before}{sentence}",
                     rule=BOTH if slug else "",
                 )
                 for lost, slug, sentence in known
@@ -104,13 +113,19 @@ def continues(runs: Runs) -> str | None:
     )
 
 
+def _moved(saved_by: int, loaded_by: int) -> str:
+    return f"when {saved_by} ranks save and {loaded_by} load, "
+
+
 def _expect_buffer(ranks: list[dict[str, Any]], life: int, before: str) -> None:
     """The number of steps is in a buffer of the model."""
     expected = sum(len(steps_of(past)) for past in range(life + 1))
     counts = [found["steps"] for found in ranks]
     if any(count != expected for count in counts):
+        wrong = next(rank for rank, count in enumerate(counts) if count != expected)
         raise NotYetError(
-            f"{before}the model's buffer, which counts steps, is wrong",
+            f"{before}the buffer that counts steps is {counts[wrong]} on rank {wrong} "
+            f"a step later, expected {expected}",
             evidence=_told([f"{count}   expected {expected}" for count in counts]),
             rule=BOTH,
         )
@@ -121,7 +136,7 @@ def _expect_shards_read(ranks: list[dict[str, Any]]) -> None:
         if found["read"] > max(found["shard"], len(found["own"])):
             raise NotYetError(
                 f"load() on rank {rank} reads {found['read']} elements of one tensor, "
-                f"and its largest shard has {found['shard']}",
+                f"expected at most {found['shard']}, its largest shard",
                 slug="whole-model-on-a-rank",
                 evidence=_told([_elements(one, "read") for one in ranks], "reads"),
                 rule=SHARDS,
@@ -166,16 +181,17 @@ def _other_own(
     )
     if of_one:
         return NotYetError(
-            f"{saved_by} ranks saved another tensor each, and {len(owns)} ranks have "
-            "loaded the same one",
+            f"when {saved_by} ranks each saved their `own` tensor, {len(owns)} ranks "
+            "loaded the same one, expected each rank's own",
             slug="one-name-for-all-ranks",
             evidence=_told(texts),
             rule=OWN_NAME,
         )
-    which = ", ".join(map(str, wrong))
+    rank = wrong[0]
+    when = _moved(saved_by, len(owns)) if saved_by else "when nothing was saved, "
     return NotYetError(
-        f"saved on {saved_by} ranks, loaded on {len(owns)}: `own` is wrong on rank "
-        f"{which}",
+        f"{when}`own` on rank {rank} is {owns[rank].tolist()}, expected "
+        f"{expected[rank].tolist()}",
         evidence=_told(texts),
     )
 
@@ -190,22 +206,23 @@ def training_goes_on(runs: Runs) -> str | None:
     for rank, found in enumerate(values):
         if found["by_caller"] or found["in_vain"]:
             raise NotYetError(
-                f"save() on rank {rank} returns only when the state is written",
+                f"save() on rank {rank} returns only when the state is written, "
+                "expected it to return while a thread writes",
                 slug="saved-synchronously",
                 evidence=_told([_waited(value) for value in values], "saves"),
                 rule=ASYNC,
             )
         if found["shared"]:
             raise NotYetError(
-                f"rank {rank} writes in the background and uses the default process "
-                "group, as training does",
+                f"rank {rank}'s background save uses training's default process group, "
+                "expected a group of its own",
                 slug="training-group-shared",
                 rule=GROUP,
             )
         if found["wrote"] > max(found["shard"], len(own_of(0, rank))):
             raise NotYetError(
-                f"rank {rank} writes {found['wrote']} elements of one tensor, and its "
-                f"largest shard has {found['shard']}",
+                f"rank {rank} writes {found['wrote']} elements of one tensor, expected "
+                f"at most {found['shard']}, its largest shard",
                 slug="whole-model-on-a-rank",
                 evidence=_told([_elements(one, "wrote") for one in values], "writes"),
                 rule=SHARDS,
@@ -236,7 +253,8 @@ def _expect_copied(values: Sequence[dict[str, Any]]) -> None:
             Suspect(
                 slug="saved-while-training",
                 values=[found["later"] for found in values],
-                sentence="the checkpoint has the weights of a step after save()",
+                sentence="the checkpoint has the weights of a step after save(), "
+                "expected those at save()",
                 rule=ASYNC,
             )
         ],
@@ -245,7 +263,8 @@ def _expect_copied(values: Sequence[dict[str, Any]]) -> None:
         own, saved = found["loaded"]["own"], own_of(0, rank)
         if torch.equal(own, saved + 50):
             raise NotYetError(
-                f"the checkpoint has `own` of rank {rank} from after save()",
+                f"the checkpoint has rank {rank}'s `own` from after save(), expected "
+                "it as it was at save()",
                 slug="saved-while-training",
                 rule=ASYNC,
             )
@@ -261,25 +280,28 @@ def one_at_a_time(runs: Runs) -> str | None:
     for rank, found in enumerate(values):
         if found["together"]:
             raise NotYetError(
-                f"rank {rank} begins save {SECOND} while save {FIRST} is being "
-                "written: two copies of the state, in one process group",
+                f"rank {rank} begins to save step {SECOND} while step {FIRST} is still "
+                "being written, expected it to wait first",
                 slug="two-saves-at-once",
                 rule=ONE,
             )
         if found["unwritten"] > 0:
             raise NotYetError(
-                f"wait() on rank {rank} returned before save {SECOND} was written",
+                f"wait() on rank {rank} returned before step {SECOND} was written, "
+                "expected it to wait for that",
                 evidence=_told([f"{v['unwritten']} to write" for v in values]),
             )
         if found["early"]:
             raise NotYetError(
-                f"on rank {rank} a save failed: {found['early']}",
+                f"saving step {SECOND} on rank {rank} raised {found['early']}, "
+                "expected no error",
             )
     for rank, found in enumerate(values):
         if not found.get("next", "-"):
             raise NotYetError(
-                f"save {FAILING} failed, the disk of rank {len(values) - 1} was full; "
-                f"save {NEXT} on rank {rank} raised no error",
+                f"after saving step {FAILING} failed on rank {len(values) - 1}'s full "
+                f"disk, the next save() on rank {rank} raised nothing, expected the "
+                "error",
                 slug="save-error-lost",
                 evidence=_told([v.get("next") or "no error" for v in values], "got"),
                 rule=ONE,
@@ -290,33 +312,35 @@ def one_at_a_time(runs: Runs) -> str | None:
 
 def _expect_goes_on(values: Sequence[dict[str, Any]]) -> None:
     """After the error."""
-    past = f"save {FAILING} failed, and save {NEXT} raised its error"
+    past = f"after save() of step {NEXT} raised the error of step {FAILING},"
     for rank, found in enumerate(values):
         if found.get("after"):
             raise NotYetError(
-                f"{past}; save {LATER} on rank {rank} raises it again",
+                f"{past} save() of step {LATER} on rank {rank} raised it again, "
+                "expected it once",
                 slug="error-raised-again",
                 evidence=_told([v["after"] or "no error" for v in values], "got"),
                 rule=FORGET,
             )
     if not all(found.get("added", True) for found in values):
         raise NotYetError(
-            f"{past}; save {LATER} raised nothing and wrote no complete checkpoint",
+            f"{past} save() of step {LATER} wrote no complete checkpoint, expected one",
             slug="no-save-after-error",
             rule=FORGET,
         )
     for rank, found in enumerate(values):
         if not found.get("waited", "-"):
             raise NotYetError(
-                f"save {FAILING_TOO} failed; wait() on rank {rank} raised no error",
+                f"after saving step {FAILING_TOO} failed on a full disk, wait() on "
+                f"rank {rank} raised nothing, expected the error",
                 slug="save-error-lost",
                 evidence=_told([v.get("waited") or "no error" for v in values], "got"),
                 rule=ONE,
             )
         if found.get("again"):
             raise NotYetError(
-                f"save {FAILING_TOO} failed, and wait() raised its error; a second "
-                f"wait() on rank {rank} raises it again",
+                f"after wait() raised the error of step {FAILING_TOO}, a second wait() "
+                f"on rank {rank} raised it again, expected it once",
                 slug="error-raised-again",
                 evidence=_told([v["again"] or "no error" for v in values], "got"),
                 rule=FORGET,
@@ -334,24 +358,25 @@ def newest_complete(runs: Runs) -> str | None:
         expected = (None, FIRST, SECOND)[life]
         if any(step != expected for step in steps):
             there = ("nothing", f"step {FIRST}", f"steps {FIRST} and {SECOND}")[life]
+            rank = next(rank for rank, step in enumerate(steps) if step != expected)
             raise NotYetError(
-                f"saved: {there}; load() returned {steps[0]}, expected {expected}",
+                f"with {there} saved, load() on rank {rank} returned {steps[rank]}, "
+                f"expected {expected}",
                 evidence=_told([f"{step}   expected {expected}" for step in steps]),
             )
     values = finished(runs, in_background).values
     for rank, found in enumerate(values):
-        for key, when in (("loaded", ""), ("reloaded", f", save {FAILING} failed")):
+        failed = f", then a failed save of step {FAILING}"
+        for key, when in (("loaded", ""), ("reloaded", failed)):
             if key in found:
                 expect_second(rank, found[key], found, when)
     for rank, found in enumerate(values):
         if "resumed" in found:
-            when = f"step {LATER} was saved after a save that failed"
+            when = f"when step {LATER} was saved after a failed save"
             expect_later(rank, found["resumed"], found, when)
     for rank, found in enumerate(values):
         if "copied" in found:
-            when = (
-                f"the folder was copied, and the files of step {LATER} are the oldest"
-            )
+            when = f"in a copied folder where step {LATER}'s files are the oldest"
             expect_later(rank, found["copied"], found, when, slug="newest-by-time")
     _expect_listed(_lives(runs)[-1])
     return f"of the complete steps the largest: {FIRST}, {SECOND}, then {LATER}"
@@ -360,6 +385,7 @@ def newest_complete(runs: Runs) -> str | None:
 def _expect_listed(ranks: list[dict[str, Any]]) -> None:
     if any("unlisted" in found for found in ranks):
         raise NotYetError(
-            "load() was given a file in place of a folder, and raised no OSError",
+            "for a file in place of the folder, load() raised nothing, expected an "
+            "OSError",
             rule="glob() finds nothing in what it can't list: list the folder first",
         )

@@ -30,19 +30,19 @@ def expect_later(
         NotYetError: it did not; `when` begins the sentence.
     """
     if loaded["raised"]:
-        raise NotYetError(f"{when}; load() on rank {rank} raised {loaded['raised']}")
+        raise NotYetError(f"{when}, load() on rank {rank} raised {loaded['raised']}")
     if loaded["step"] != LATER:
         is_older = loaded["step"] in (FIRST, SECOND, NEXT)
         raise NotYetError(
-            f"{when}; load() on rank {rank} returned {loaded['step']}: expected "
+            f"{when}, load() on rank {rank} returned {loaded['step']}, expected "
             f"{LATER}",
             slug=slug if is_older else "",
             rule=NUMBERS,
         )
     if not close(loaded["weights"], found["later_weights"]):
         raise NotYetError(
-            f"{when}; load() on rank {rank} returned {LATER}, with other weights than "
-            "those that were saved"
+            f"{when}, load() on rank {rank} returned {LATER} and loaded other weights, "
+            "expected the saved ones"
         )
 
 
@@ -54,11 +54,11 @@ def expect_second(
     Raises:
         NotYetError: it did not; `when` says what had happened, if anything had.
     """
-    saved = f"steps {FIRST} and {SECOND} were saved{when}"
+    saved = f"after saving steps {FIRST} and {SECOND}{when}"
     if loaded["raised"]:
         slug = "incomplete-is-newest" if when else ""
         raise NotYetError(
-            f"{saved}; load() on rank {rank} raised {loaded['raised']}",
+            f"{saved}, load() on rank {rank} raised {loaded['raised']}",
             slug=slug,
             rule="only a folder with a .metadata is complete" if slug else "",
         )
@@ -67,7 +67,7 @@ def expect_second(
     of_next = bool(when) and loaded["step"] == NEXT
     if loaded["step"] != SECOND and not of_next:
         raise NotYetError(
-            f"{saved}; load() on rank {rank} returned {loaded['step']}: expected "
+            f"{saved}, load() on rank {rank} returned {loaded['step']}, expected "
             f"{SECOND}",
             slug="last-complete-one-lost" if lost else "",
             rule=KEEP if lost else "",
@@ -76,7 +76,8 @@ def expect_second(
     if lost and not close(loaded["weights"], right):
         step = NEXT if of_next else SECOND
         raise NotYetError(
-            f"{saved}; the weights of step {step} are not those that were saved",
+            f"{saved}, load() on rank {rank} gave step {step} other weights, expected "
+            "the saved ones",
             slug="last-complete-one-lost",
             rule=KEEP,
         )

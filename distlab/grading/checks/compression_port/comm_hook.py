@@ -45,6 +45,7 @@ WORLDS = (3, 2)
 ONE, SEVERAL = ALL, BUCKET
 """Elements of a bucket. With one bucket for all, a residual that is kept by the
 bucket's index has the right size in every step."""
+WHICH = "first", "second"
 TOLERANCES = 1e-10, SINGLE  # of the first model and of the second, which is float32
 OTHER_MODEL = "state-of-another-model"
 RETURN = "return the futures' callback, futures.then(…): call with async_op=True"
@@ -53,8 +54,10 @@ TENSOR = "futures.then(f): f returns a tensor like bucket.buffer()"
 OWN_STATE = "a TopKState(ratio) for each call of compressed(), residuals in it"
 
 ONE_BUCKET = on_ranks(steps_with_hook, elements=ONE)
-SEVERAL_BUCKETS = on_ranks(steps_with_hook, elements=SEVERAL)
-TWO_MODELS = on_ranks(steps_of_two_models)
+SEVERAL_BUCKETS = on_ranks(steps_with_hook, elements=SEVERAL).when(
+    "with several buckets"
+)
+TWO_MODELS = on_ranks(steps_of_two_models).when("when two models train in turns")
 
 
 def _played(runs: Runs, elements: int) -> Run:
@@ -79,7 +82,8 @@ def _expect_hooks(rank: int, steps: list[dict[str, Any]]) -> None:
     ]
     if 0 in counts:
         raise NotYetError(
-            f"rank {rank}: no hook was called in step {counts.index(0) + 1}",
+            f"in step {counts.index(0) + 1}, DDP called no hook on rank {rank}, "
+            "expected top_k_hook for each bucket",
             slug="hook-not-registered" if not any(counts) else "",
             rule="model.register_comm_hook(TopKState(ratio), top_k_hook)"
             if not any(counts)
@@ -88,15 +92,15 @@ def _expect_hooks(rank: int, steps: list[dict[str, Any]]) -> None:
     for call in (call for step in steps for call in step["calls"]):
         if call["returned"]:
             raise NotYetError(
-                f"rank {rank}: the hook returned a {call['returned']}, expected a "
+                f"on rank {rank}, the hook returned a {call['returned']}, expected a "
                 "Future of a tensor",
                 slug="no-future",
                 rule=RETURN,
             )
         if call["value"]:
             raise NotYetError(
-                f"rank {rank}: the value of the hook's future is a {call['value']}, "
-                "expected a tensor",
+                f"on rank {rank}, the hook's future gives a {call['value']}, expected "
+                "a tensor",
                 slug="no-future",
                 rule=TENSOR,
             )
@@ -119,9 +123,9 @@ def _whole(runs: Runs, elements: int) -> Run:
 def _expect_step(run: Run, model: int, step: int, suspects: Any) -> None:
     n = len(run.values)
     actual = [value[model][step]["gradients"] for value in run.values]
-    what = f"step {step + 1}: .grad"
+    what = f"after step {step + 1}, .grad"
     if len(run.values[0]) > 1:
-        what = f"step {step + 1} of model {model + 1}: .grad"
+        what = f"after step {step + 1} of the {WHICH[model]} of two models, .grad"
     expected = Way().gradients(run)[model][step]
     if infinite := expected.isinf().any():
         expect_infinite(actual, what)
@@ -158,27 +162,28 @@ def _first_suspects(run: Run) -> list[Suspect]:
         (
             "sum-not-mean",
             [mean * n] * n,
-            f"the gradients are the sum over the {n} ranks, never divided",
+            f"the gradients are the sum over the {n} ranks, expected their mean",
             "a hook replaces DDP's division: divide by dist.get_world_size()",
         ),
         (
             "divided-twice",
             [mean / n] * n,
-            f"the gradients are 1/{n} of the mean over the ranks: divided twice",
+            f"the gradients are 1/{n} of the ranks' mean, expected the mean: they "
+            "were divided twice",
             "divide once",
         ),
         (
             "same-index-overwritten",
             [Way(overwrites=True).gradients(run)[0][0]] * n,
-            "where several ranks sent the same index, only the last rank's value is "
-            "there",
+            "where ranks sent the same index, only the last rank's value is kept, "
+            "expected the values added",
             "flat[indices] = values writes once: index_add_ adds",
         ),
         (
             "added-to-own-gradient",
             [own + mean for own in full],
-            "the mean was added to this rank's own gradients, which were still in the "
-            "buffer",
+            "each rank added the mean to its own gradients in the buffer, expected "
+            "the mean alone",
             "zero the buffer first",
         ),
     ]
@@ -195,15 +200,15 @@ def _small_suspects(run: Run, model: int) -> list[Suspect]:
         (
             "nothing-sent",
             Way(least=0),
-            f"{SMALL_RATIO} of {ALL} elements is no element, and nothing was sent: "
-            "expected one",
+            f"with ratio {SMALL_RATIO} and {ALL} elements or fewer, the hook sent "
+            "nothing, expected at least one element",
             "k = max(1, int(ratio * elements))",
         ),
         (
             OTHER_MODEL,
             Way(ratios=(other, other)),
-            f"model {model + 1} was made with the ratio {(RATIO, SMALL_RATIO)[model]}, "
-            f"and its hook has {other}, that of the other model",
+            f"the hook of the {WHICH[model]} of two models uses the other's ratio, "
+            f"{other}, expected {(RATIO, SMALL_RATIO)[model]}",
             OWN_STATE,
         ),
     ]
@@ -240,40 +245,43 @@ def _later(run: Run, model: int, step: int) -> list[Suspect]:
     guesses: list[tuple[str, str, Way, str]] = [
         (
             "no-error-feedback",
-            "what the steps before did not send is lost",
+            "what earlier steps did not send is lost, expected it added to the "
+            "gradients",
             Way(keeps=lambda corrected, sent, mean: torch.zeros_like(corrected)),
             "",
         ),
         (
             "residual-by-bucket-index",
-            "the residual of a bucket was added to the bucket of the same index, which "
-            "has other parameters now",
+            "a bucket got the residual of the earlier bucket with the same index, "
+            "expected that of its own parameters",
             Way(by_index=True),
             "keep residuals by parameter: bucket.parameters()",
         ),
         (
             OTHER_MODEL,
-            "the residuals of the other model were added: both have the same keys",
+            "the other model's residuals were added, expected each model to keep its "
+            "own",
             Way(by_number=True),
             OWN_STATE,
         ),
         (
             "residual-of-the-mean",
-            "the residual is the corrected gradient minus the ranks' mean, not minus "
+            "each rank's residual lacks the mean of all ranks, expected it to lack "
             "what this rank sent",
             Way(keeps=lambda corrected, sent, mean: corrected - mean),
             "each rank keeps what it did not send itself",
         ),
         (
             "residual-in-the-buffer",
-            "the residual is a view of the buffer: it has the mean that was written "
-            "there later",
+            "the residual is a view of the buffer and holds the mean written there "
+            "later, expected a tensor of its own",
             Way(keeps=lambda corrected, sent, mean: mean),
             "gradients + residual is a new tensor; += writes into the buffer",
         ),
         (
             "sent-and-kept",
-            "what was sent is kept as well, and is sent again",
+            "each rank sent the same elements again, expected the residual without "
+            "what was sent",
             Way(keeps=lambda corrected, sent, mean: corrected),
             "",
         ),
@@ -282,7 +290,7 @@ def _later(run: Run, model: int, step: int) -> list[Suspect]:
         Suspect(
             slug=slug,
             values=[way.gradients(run)[model][step]] * n,
-            sentence=f"step {step + 1}: {sentence}",
+            sentence=f"in step {step + 1}, {sentence}",
             rule=rule,
         )
         for slug, sentence, way, rule in guesses
@@ -311,8 +319,8 @@ def _expect_as_many(run: Run) -> None:
                 counts = [sum(count for _, count in call["sent"]) for call in calls]
                 if len(set(counts)) > 1:
                     raise NotYetError(
-                        "the ranks do not send as many elements of a bucket: all "
-                        "ranks choose k, also among zeros",
+                        "the ranks send different numbers of elements of the same "
+                        "bucket, expected k on each, even among zeros",
                         slug="collective-mismatch",
                         evidence=_told(counts, "bytes for the same bucket"),
                     )
@@ -332,8 +340,8 @@ def _expect_bytes(rank: int, call: dict[str, Any], n: int, ratio: float) -> None
     elif sent == wide and any("int64" in name for name, _ in call["sent"]):
         slug, rule = "wide-indices", "indices.to(torch.int32)"
     raise NotYetError(
-        f"rank {rank} sends {sent} bytes for a bucket, expected at most {limit}: "
-        f"{n - 1} times {k} indices and values",
+        f"rank {rank} sends {sent} bytes for a bucket of {size} elements, expected at "
+        f"most {limit}: {k} indices and values to each of {n - 1} other ranks",
         slug=slug,
         evidence=[
             (rank, "sent", f"{name}: {count} bytes") for name, count in call["sent"][:4]
@@ -350,8 +358,8 @@ def no_hook_waits(runs: Runs) -> str | None:
     for rank, of_rank in enumerate(steps):
         if any(call["waits"] for step in of_rank for call in step["calls"]):
             raise NotYetError(
-                f"rank {rank}: the callback of a future waits for another message, on "
-                "a thread of gloo that runs collectives",
+                f"on rank {rank}, a future's callback waits for another message, on a "
+                "thread that gloo needs; expected no wait there",
                 slug="waits-in-callback",
                 rule=COLLECT,
             )
@@ -359,8 +367,8 @@ def no_hook_waits(runs: Runs) -> str | None:
         calls = [call for step in of_rank for call in step["calls"]]
         if of_rank[-1]["gradients"] is None and any(c["sends_later"] for c in calls):
             raise NotYetError(
-                f"rank {rank}: the callback of a future starts another collective; the "
-                "ranks run their callbacks in different orders, and torch has failed",
+                f"on rank {rank}, a future's callback starts another collective and "
+                "torch fails, expected all in the hook: callbacks have no order",
                 slug="collective-mismatch",
                 rule="start all collectives in the hook",
             )
@@ -369,7 +377,8 @@ def no_hook_waits(runs: Runs) -> str | None:
     counts = [len(of_rank[-1]["calls"]) for of_rank in steps]
     if max(counts) < 2:
         raise NotYetError(
-            f"one bucket has all gradients: expected buckets of {8 * BUCKET} bytes",
+            "DDP put all gradients into one bucket, expected buckets of "
+            f"{8 * BUCKET} bytes, as bucket_mib says",
             slug="one-giant-bucket",
             evidence=_told(counts),
             rule="bucket_cap_mb=bucket_mib",
@@ -381,8 +390,8 @@ def _expect_no_wait(step: list[dict[str, Any]], number: int) -> None:
     if not any(found["waited_in_vain"] for found in step):
         return
     raise NotYetError(
-        f"step {number + 1}: rank {len(step) - 1} sent nothing until rank 0's hook had "
-        "returned from all calls, and it never did: it waited for a message",
+        f"in step {number + 1}, rank 0's hook did not return before rank "
+        f"{len(step) - 1} had sent something, expected it to return a Future at once",
         slug="waits-in-backward",
         evidence=_told([len(found["calls"]) for found in step]),
         rule=RETURN,

@@ -142,10 +142,11 @@ def expect_infinite(actual: list[Tensor], what: str) -> None:
     """
     told = [own[INFINITES] for own in actual]
     if any(not bool(own.isinf().any()) for own in told):
+        rank = next(r for r, own in enumerate(told) if not bool(own.isinf().any()))
         raise NotYetError(
-            f"{what} of two elements is infinite on rank 0 before the hook, which "
-            "sends one of them; after it the ranks have "
-            f"{'; '.join(brief(own) for own in told)}, expected an inf on each",
+            f"{what} is finite on rank {rank}, expected an inf: rank 0's hook got two "
+            "infinite gradients and sends one of them",
+            evidence=[(r, "has", brief(own)) for r, own in enumerate(told)],
         )
 
 
