@@ -199,7 +199,7 @@ class Split:
         trained = [stage for stage in self.case.stages[: self.place] if any(stage)]
         whose = f"the plan for {_num(self.num_ranks, 'rank')}"
         if not trained:
-            return f"before any step was completed, {whose}"
+            return f"in a new epoch, {whose}"
         if len(trained) > 1:
             sizes = " and then ".join(str(len(stage)) for stage in trained)
             return f"after steps on {sizes} ranks, {whose}"
@@ -310,9 +310,10 @@ def _samples(split: Split) -> NotYetError | None:
     if again:
         what.append(f"repeats {_samples_of(again)}, which a rank has completed")
     if lost:
-        what.append(f"leaves out {_samples_of(lost)}, which no rank has completed")
+        why = "" if again else ", which no rank has completed"
+        what.append(f"leaves out {_samples_of(lost)}{why}")
     slug, rule = _cause(split, given)
-    return split.error(" and ".join(what), rule, slug)
+    return split.error(", and ".join(what), rule, slug)
 
 
 def _cause(split: Split, given: set[int]) -> tuple[str, str]:
@@ -371,7 +372,7 @@ def _shape(split: Split) -> NotYetError | None:
         if max(sizes) - min(sizes) > 1:
             return split.error(
                 f"has shards of {_numbers(sizes)} samples in step {step}, expected "
-                "sizes that differ by at most one",
+                "sizes at most one apart",
                 "the shards of a step differ by at most one sample",
             )
     return None
