@@ -224,9 +224,12 @@ def from_zero_again(runs: Runs) -> str | None:
         )
     if ranks != [*range(size)] or refused != n - size:
         raise NotYetError(
-            f"when {n} processes meet with world_size {size}, {refused} got a "
-            "ValueError "
-            f"and {_ranks(ranks)}, expected {n - size} and ranks 0 to {size - 1}",
+            f"when {n} processes meet with world_size {size}, {refused or 'none'} of "
+            "them "
+            f"got a ValueError, expected {n - size}"
+            if ranks == [*range(size)]
+            else f"when {n} processes meet with world_size {size}, "
+            f"{_ranks(ranks)}, expected ranks 0 to {size - 1}",
             evidence=_told(lives),
         )
     _expect_sum([life for life in lives if "rank" in life], size)
@@ -235,7 +238,7 @@ def from_zero_again(runs: Runs) -> str | None:
 
 def _ranks(ranks: list[int]) -> str:
     if not ranks:
-        return "none a rank"
+        return "none got a rank"
     return f"{len(ranks)} got the rank{'s' * (len(ranks) > 1)} {enumerated(ranks)}"
 
 
