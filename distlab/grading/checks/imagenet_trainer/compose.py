@@ -251,7 +251,7 @@ CLIPS = (
 @clause(TASK, "C3", worlds=WORLDS, runs=[FREE, CLIPPED], after=("C1", "C2"))
 def clipped_once(runs: Runs) -> str | None:
     """The weights of the first step with a small clip_norm."""
-    _expect(runs, SMALL, 0, "weights", "the clipped weights", CLIPS)
+    _expect(runs, SMALL, 0, "weights", f"the weights with clip_norm={SMALL}", CLIPS)
     return f"n = {runs.world_size}: norm {SMALL}"
 
 

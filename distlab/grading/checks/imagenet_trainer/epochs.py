@@ -133,7 +133,7 @@ def in_order(runs: Runs) -> str | None:
         steps_of = [int(line.split()[-1]) for line in log if line.startswith("step")]
         if record["prepared"] != steps_of:
             raise NotYetError(
-                f"{setting}fit called job.prepare for batches of the epochs "
+                f"{setting}fit called job.prepare for batches of epochs "
                 f"{_all(record['prepared'])}, expected {_all(steps_of)}"
             )
     return f"restored in epoch {START} of {END}, and stopped in step 2"
@@ -150,7 +150,7 @@ def _next(line: str, place: int) -> str:
 
 
 def _all(epochs: list[int]) -> str:
-    return enumerated(epochs or ["none"])
+    return enumerated(epochs) if epochs else "none at all"
 
 
 def _noun(line: str) -> str:
