@@ -27,6 +27,7 @@ from distlab.runner.autopsy import describe
 # Four first: with three a hard-coded 2 could as well be n - 1.
 WORLDS = (4, 3, 2, 7, 1)
 AGAIN_WORLD = 3  # where the function is called twice as well
+AGAIN = "in a second call, on a model with a 0-dimensional parameter"
 
 
 class Alike(nn.Module):
@@ -101,8 +102,8 @@ def average_once(
 
 
 def _again(world_size: int) -> list[RunSpec]:
-    again = [on_ranks(average_once, again=True)] if world_size == AGAIN_WORLD else []
-    return [on_ranks(average_once), *again]
+    again = on_ranks(average_once, again=True).when(AGAIN)
+    return [on_ranks(average_once), *[again] * (world_size == AGAIN_WORLD)]
 
 
 @clause("trainer.average_gradients", "C1", worlds=WORLDS, runs=_again)
@@ -116,7 +117,8 @@ def gradients_are_the_mean(runs: Runs) -> str | None:
         missing = [name for name in own[rank] if name not in state]
         if missing:
             raise NotYetError(
-                f"after the call .grad of {listed(missing)} is None on rank {rank}",
+                f"after average_gradients, .grad of {listed(missing)} is None on rank "
+                f"{rank}, expected the mean",
                 rule="write the mean into the existing .grad",
             )
     mean = {name: torch.stack([o[name] for o in own]).mean(0) for name in own[0]}
@@ -140,7 +142,7 @@ def _expect_again(runs: Runs) -> None:
     expect_values(
         [flat(value["after"]) for value in run.values],
         same_everywhere(torch.stack(own).mean(0), runs.world_size),
-        what="with a second model in the same process the averaged gradient",
+        what=f"{AGAIN}, the averaged gradient",
     )
 
 
@@ -204,7 +206,8 @@ def _name_the_difference(
 
     acts = [sorted(map(repr, sequence)) for sequence in (first, other)]
     return NotYetError(
-        f"in call #{index + 1} rank 0 {what(first)}, while rank {rank} {what(other)}",
+        f"in call {index + 1}, rank 0 {what(first)}, but rank {rank} {what(other)}, "
+        "expected the same call on all ranks",
         slug="different-order" if acts[0] == acts[1] else "collective-mismatch",
         evidence=[
             (

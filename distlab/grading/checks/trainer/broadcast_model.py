@@ -47,12 +47,29 @@ def broadcast_once(
         unit.broadcast_model(context.comm, model)
     else:
         unit.broadcast_model(context.comm, model, src)
-    return {"before": before, "after": _state(model), "kept": _held(model) == given}
+    changed = _changed(given, _held(model))
+    return {"before": before, "after": _state(model), "changed": changed}
 
 
-def _held(model: nn.Module) -> dict[str, tuple[int, bool, torch.dtype]]:
+Held = dict[str, tuple[torch.dtype, bool, int]]
+
+
+def _held(model: nn.Module) -> Held:
     """What an optimizer has of the parameters, besides their values."""
-    return {n: (id(p), p.requires_grad, p.dtype) for n, p in model.named_parameters()}
+    return {n: (p.dtype, p.requires_grad, id(p)) for n, p in model.named_parameters()}
+
+
+def _changed(given: Held, held: Held) -> str:
+    """How a parameter is another one than it was, or nothing."""
+    for name, had in given.items():
+        has = held.get(name, had)
+        if has[0] != had[0]:
+            return f"{name} now has dtype {has[0]}, expected {had[0]}"
+        if has[1] != had[1]:
+            return f"{name} now has requires_grad={has[1]}, expected {had[1]}"
+        if has[2] != had[2]:
+            return f"{name} is now another tensor, expected the same one"
+    return "" if given.keys() >= held.keys() else "the model has new parameters"
 
 
 def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
@@ -62,7 +79,8 @@ def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
         lost = [name for name in had if name not in has]
         if lost:
             raise NotYetError(
-                f"the model on rank {rank} has lost {listed(lost)}",
+                f"after broadcast_model, the model on rank {rank} lacks "
+                f"{listed(lost)}, expected it kept",
                 rule="copy values into the model; leave its modules as they are",
             )
     return before, after
@@ -71,7 +89,12 @@ def _states(run: Run, part: str) -> tuple[list[State], list[State]]:
 def _sources(world_size: int) -> list[RunSpec]:
     """From the default and the last rank, or from one between."""
     sources = (None, 2) if world_size == 3 else (world_size // 2,)
-    return [on_ranks(broadcast_once, src=src) for src in sources]
+    return [
+        on_ranks(broadcast_once, src=src).when(
+            "" if src is None else f"with src = {src}"
+        )
+        for src in sources
+    ]
 
 
 def _broadcasts(runs: Runs) -> list[tuple[int, Run]]:
@@ -96,10 +119,10 @@ def parameters_agree(runs: Runs) -> str | None:
             suspects=_wrong_copies(before, src),
         )
         expect_messages(run, "the weights are right, but not through comm")
-        if not all(value["kept"] for value in run.values):
+        changed = next((v["changed"] for v in run.values if v["changed"]), "")
+        if changed:
             raise NotYetError(
-                "the values are right, but the parameters are new tensors, or their "
-                "dtype or requires_grad changed",
+                f"broadcast_model copied the right values, but {changed}",
                 rule="copy the values into the existing parameters",
             )
     return None
@@ -125,9 +148,10 @@ def buffers_agree(runs: Runs) -> str | None:
         ]
         if kept:
             unsaved = ", which is not in state_dict()" * (kept == [UNSAVED])
+            buffers = "buffers" if len(kept) > 1 else "buffer"
             raise NotYetError(
-                f"the parameters agree, but every rank kept its own {listed(kept)}"
-                + unsaved,
+                f"every rank kept its own {buffers} {listed(kept)}{unsaved}, expected "
+                f"rank {src}'s",
                 slug="buffers-forgotten",
                 evidence=[
                     (rank, "digest", digest(flat(state)))
@@ -163,8 +187,8 @@ def _expect_counters(expected: State, actual: list[State], src: int) -> None:
         for rank, state in enumerate(actual):
             if not torch.equal(state[name], right):
                 raise NotYetError(
-                    f"the buffer {name} holds the integer {int(state[name])} on rank "
-                    f"{rank}, but {int(right)} on rank {src}, which is the source",
+                    f"on rank {rank}, the buffer {name} holds {int(state[name])}, "
+                    f"expected {int(right)}, the integer of the source, rank {src}",
                     rule="give each tensor a broadcast of its own, in its own dtype: "
                     "a floating-point number can't hold every integer",
                 )
@@ -182,33 +206,36 @@ def _wrong_copies(before: list[State], src: int) -> list[Suspect]:
         Suspect(
             slug="parameters-only-on-rank0",
             values=whole,
-            sentence="no rank's values changed: the model in the argument was not "
-            "changed",
+            sentence="broadcast_model changed no rank's model, expected rank "
+            f"{src}'s values in each",
             rule="write into the model's own tensors, on every rank",
         ),
         Suspect(
             slug="source-ignored",
             values=same_everywhere(whole[0], n),
-            sentence=f"src is {src}, but every rank has rank 0's values",
+            sentence=f"with src = {src}, every rank has rank 0's values, expected rank "
+            f"{src}'s",
             rule="the source is the argument src, not always rank 0",
         ),
         Suspect(
             slug="",
             values=unfrozen,
-            sentence=f"{FROZEN} was left out: it is frozen (requires_grad=False), "
-            "but part of the model",
+            sentence=f"every rank kept its own {FROZEN}, which is frozen "
+            f"(requires_grad=False), expected rank {src}'s",
             rule="every parameter counts, whether it is trained or not",
         ),
         Suspect(
             slug="",
             values=same_everywhere(torch.stack(whole).mean(0), n),
-            sentence=f"every rank has the mean over the ranks, not rank {src}'s values",
+            sentence="every rank has the mean of all ranks' values, expected rank "
+            f"{src}'s values",
             rule="one rank's state is copied; nothing is averaged",
         ),
         Suspect(
             slug="",
             values=same_everywhere(torch.stack(whole).sum(0), n),
-            sentence=f"every rank has the sum over the ranks, not rank {src}'s values",
+            sentence="every rank has the sum of all ranks' values, expected rank "
+            f"{src}'s values",
             rule="one rank's state is copied; nothing is added",
         ),
     ]

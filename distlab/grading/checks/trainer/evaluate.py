@@ -31,6 +31,8 @@ NEAR = 1e-5  # counts are exact in any dtype; their quotient may be in float32
 # Samples in each batch of each rank: as many batches everywhere; and as it comes.
 EVEN = ((4, 1), (2, 3), (1, 6), (5, 5), (3, 1), (1, 1), (2, 7))
 MIXED = ((3, 0, 1), (5,), (), (0,), (2, 2, 2, 2), (1,), (4, 0))
+UNEVEN = "with uneven, empty or missing batches"
+IN_TRAINING = "with the model in training mode"
 
 Row = tuple[int, float, int, int]
 
@@ -156,8 +158,9 @@ def evaluate_chosen(context: RankContext, unit: ModuleType, seed: int) -> list[A
 
 def _evaluations(world_size: int) -> list[RunSpec]:
     """At the first world size also those with chosen losses."""
-    chosen = [on_ranks(evaluate_chosen)] * (world_size == WORLDS[0])
-    return [on_ranks(evaluate_once, mixed=False, training=False), *chosen]
+    chosen = on_ranks(evaluate_chosen).when("with a float32 model")
+    usual = on_ranks(evaluate_once, mixed=False, training=False)
+    return [usual, *[chosen] * (world_size == WORLDS[0])]
 
 
 @clause("trainer.evaluate", "C1", worlds=WORLDS, runs=_evaluations)
@@ -167,7 +170,6 @@ def over_all_samples(runs: Runs) -> str | None:
     expect_metrics(
         [value["metrics"] for value in run.values],
         counted(runs.seed, runs.world_size, mixed=False),
-        "evaluate",
     )
     if runs.world_size == WORLDS[0]:
         _expect_chosen(runs.finished(evaluate_chosen))
@@ -181,10 +183,13 @@ def _expect_chosen(run: Run) -> None:
         (
             (
                 (LARGE + 2 * n - 1) / (2 * n),
-                f"with a model in float32, and batch losses of {LARGE:.0f} and 1, "
-                "the loss",
+                f"with a float32 model and batch losses of {LARGE:.0f} and 1, the "
+                "returned loss",
             ),
-            (torch.nan, "where a batch of the last rank has a loss of nan the loss"),
+            (
+                torch.nan,
+                "when a batch on the last rank has the loss nan, the returned loss",
+            ),
         )
     ):
         found = [value[number] or (torch.inf, 0.0) for value in run.values]
@@ -199,7 +204,7 @@ def _expect_chosen(run: Run) -> None:
     "trainer.evaluate",
     "C2",
     worlds=WORLDS,
-    runs=[on_ranks(evaluate_once, mixed=True, training=False)],
+    runs=[on_ranks(evaluate_once, mixed=True, training=False).when(UNEVEN)],
 )
 def whatever_comes(runs: Runs) -> str | None:
     """Ranks with more or fewer batches, with empty ones, and with none."""
@@ -208,7 +213,7 @@ def whatever_comes(runs: Runs) -> str | None:
         expect_metrics(
             [value["metrics"] for value in run.values],
             counted(runs.seed, runs.world_size, mixed=True),
-            "with fewer, no or empty batches on some ranks evaluate",
+            UNEVEN,
         )
     return None
 
@@ -218,7 +223,7 @@ def whatever_comes(runs: Runs) -> str | None:
     "C3",
     worlds=WORLDS,
     runs=[
-        on_ranks(evaluate_once, mixed=False, training=True),
+        on_ranks(evaluate_once, mixed=False, training=True).when(IN_TRAINING),
         on_ranks(evaluate_once, mixed=False, training=False),
     ],
 )
@@ -238,36 +243,37 @@ def _expect_harmless(rank: int, value: dict[str, Any], training: bool) -> None:
         raise NotJudgedError("the model was never called: see C1")
     if any(mode for mode, _ in value["seen"]):
         raise NotYetError(
-            f"rank {rank} evaluated the model in training mode",
+            f"rank {rank} evaluated the model in training mode, expected evaluation "
+            "mode",
             slug="wrong-mode",
             rule="dropout and BatchNorm behave differently then: model.eval() first",
         )
     if any(on for _, on in value["seen"]):
         raise NotYetError(
-            f"rank {rank} computed gradients: torch.is_grad_enabled() was True in the "
-            "model",
+            f"rank {rank} ran the model with gradients enabled, expected them disabled "
+            "during evaluation",
             slug="gradients-in-evaluation",
             rule="no gradient is needed here: torch.no_grad() around the loop",
         )
     if value["training"] != training:
         raise NotYetError(
-            f"the model was in {was} mode before and is in {is_now} mode after the "
-            f"call on rank {rank}",
+            f"rank {rank}'s model was in {was} mode before evaluate and is in {is_now} "
+            f"mode afterwards, expected {was} mode again",
             slug="wrong-mode",
             rule="store model.training first, and restore it at the end",
         )
     if value["inside"] != [training] * len(value["inside"]):
         raise NotYetError(
-            f"the model is in {was} mode again on rank {rank}, but the modules inside "
-            "it are not",
+            f"after evaluate, rank {rank}'s model is in {was} mode again, but its "
+            "submodules aren't, expected all of them to be",
             slug="wrong-mode",
             rule="model.train(…) reaches the modules inside; model.training = … only "
             "the model",
         )
     if not value["gradients"]:
         raise NotYetError(
-            f"after the call gradients are still switched off on rank {rank}: the "
-            "next backward() will fail",
+            f"after evaluate, gradients are still disabled on rank {rank}, expected "
+            "them enabled again for the next backward()",
             rule="with torch.no_grad(): switches them on again at its end",
         )
 
@@ -312,7 +318,7 @@ def counted(seed: int, world_size: int, *, mixed: bool) -> BatchCounts:
     return BatchCounts(world_size, tuple(rows))
 
 
-def expect_metrics(found: list[Any], right: BatchCounts, who: str) -> None:
+def expect_metrics(found: list[Any], right: BatchCounts, situation: str = "") -> None:
     """On every rank the loss and the accuracy are those of all samples together.
 
     Raises:
@@ -320,13 +326,16 @@ def expect_metrics(found: list[Any], right: BatchCounts, who: str) -> None:
     """
     if None in found:
         raise NotYetError(
-            f"{who} did not return two numbers on rank {found.index(None)}",
+            f"evaluate returned no loss and accuracy on rank {found.index(None)}, "
+            "expected both numbers on every rank",
             slug="returned-none",
             rule="return Metrics(loss=…, accuracy=…) on every rank",
+            situation=situation,
         )
     pairs = torch.tensor(found, dtype=torch.float64)
     if pairs.isnan().any():
-        raise _not_a_number(pairs.isnan().any(1).tolist(), right, who)
+        failure = _not_a_number(pairs.isnan().any(1).tolist(), right)
+        raise failure.but(situation=situation)
     n = right.world_size
     for column, what, tolerance in ((0, "loss", EXACT), (1, "accuracy", NEAR)):
         expected = torch.tensor(right.metrics()[column], dtype=torch.float64)
@@ -338,13 +347,12 @@ def expect_metrics(found: list[Any], right: BatchCounts, who: str) -> None:
                 tolerance=tolerance,
             )
         except NotYetError as error:
-            if error.slug != "wrong-dtype":
-                raise
             rule = "make the tensor that is summed with dtype=torch.float64"
-            raise error.but(rule=rule) from error
+            told = {"rule": rule} if error.slug == "wrong-dtype" else {}
+            raise error.but(situation=situation, **told) from error
 
 
-def _not_a_number(is_nan: list[bool], right: BatchCounts, who: str) -> NotYetError:
+def _not_a_number(is_nan: list[bool], right: BatchCounts) -> NotYetError:
     """A rank without samples in some batch, or in none, may make nan; or it was put."""
     without = [
         not right.of_rank(r) or any(row[3] == 0 for row in right.of_rank(r))
@@ -353,14 +361,14 @@ def _not_a_number(is_nan: list[bool], right: BatchCounts, who: str) -> NotYetErr
     ranks = [rank for rank, nan in enumerate(is_nan) if nan]
     if any(without) and (all(is_nan) or all(without[rank] for rank in ranks)):
         return NotYetError(
-            f"{who} returned nan: the mean over a batch without samples is nan, and "
-            "0 × nan is nan",
+            "evaluate returned nan, expected numbers: the mean over no samples is nan, "
+            "and so is 0 × nan",
             slug="mean-of-nothing",
             rule="skip a batch without samples",
         )
-    on = "every rank" if all(is_nan) else f"rank {ranks[0]}"
+    on = "every rank" if all(is_nan) else f"rank {ranks[0]} but not on all ranks"
     return NotYetError(
-        f"{who} returned nan on {on}" + (", but not on all" * (not all(is_nan))),
+        f"evaluate returned nan on {on}, expected numbers on every rank",
         rule="after all_reduce every rank has the sums: every rank divides and returns",
     )
 

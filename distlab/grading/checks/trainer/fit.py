@@ -157,15 +157,16 @@ def one_rank_logs(runs: Runs) -> str | None:
     callers = [rank for rank, said in enumerate(lines) if said]
     if not callers:
         printed = any(record.output.strip() for record in run.ranks)
-        but = "; something was printed, but the argument log was not called"
+        but = "a line was printed, but "
         raise NotYetError(
-            f"no rank called log{but * printed}",
+            f"{but * printed}no rank called log, expected one rank to call it after "
+            "each epoch",
             rule="one rank calls log(line) after each epoch, in place of print(line)",
         )
     if len(callers) > 1:
         raise NotYetError(
-            f"{len(callers)} of {run.world_size} ranks called log: every line comes "
-            f"{len(callers)} times",
+            f"{len(callers)} of {run.world_size} ranks called log, so every line "
+            f"appears {len(callers)} times, expected one rank to call it",
             slug="every-rank-writes",
             evidence=_lines(lines),
             rule="one rank logs, for instance rank 0",
@@ -173,12 +174,18 @@ def one_rank_logs(runs: Runs) -> str | None:
     (caller,) = callers
     if len(lines[caller]) != NUM_EPOCHS or any("\n" in x for x in lines[caller]):
         raise NotYetError(
-            f"in {NUM_EPOCHS} epochs rank {caller} called log {len(lines[caller])} "
-            "times" + (", with line breaks" if "\n" in "".join(lines[caller]) else ""),
+            f"in {NUM_EPOCHS} epochs, rank {caller} called log "
+            f"{_times(lines[caller])}, expected one line per epoch",
             evidence=_lines(lines),
             rule="call log once per epoch, with one line",
         )
     return None
+
+
+def _times(lines: list[str]) -> str:
+    count = len(lines)
+    breaks = " with line breaks" if "\n" in "".join(lines) else ""
+    return ("once" if count == 1 else f"{count} times") + breaks
 
 
 def _fitted(runs: Runs) -> Run:
@@ -188,14 +195,15 @@ def _fitted(runs: Runs) -> Run:
 def _expect_history(rank: int, history: Any) -> None:
     if history is None:
         raise NotYetError(
-            f"fit returned no list on rank {rank}",
+            f"fit returned no list on rank {rank}, expected each epoch's loss on every "
+            "rank",
             slug="returned-none",
             rule="return a list with the mean training loss of each epoch",
         )
     if len(history) != NUM_EPOCHS:
         raise NotYetError(
-            f"fit returned {len(history)} losses on rank {rank} after {NUM_EPOCHS} "
-            "epochs",
+            f"after {NUM_EPOCHS} epochs, fit returned {len(history)} "
+            f"loss{'es' * (len(history) != 1)} on rank {rank}, expected {NUM_EPOCHS}",
             rule="append one loss per epoch, on every rank: outside of "
             "`if comm.rank == 0`",
         )
@@ -203,7 +211,7 @@ def _expect_history(rank: int, history: Any) -> None:
         if not isinstance(item, int | float):
             is_tensor = item == "Tensor"
             raise NotYetError(
-                f"the list of rank {rank} holds a {item}; expected a float",
+                f"fit's list on rank {rank} contains a {item}, expected a float",
                 slug="not-a-float" if is_tensor else "",
                 rule="train_step returns a float: compute with floats",
             )

@@ -22,6 +22,7 @@ from distlab.grading.kit.flat import weights_of
 from distlab.grading.kit.values import Suspect, same_everywhere
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
+from distlab.terminal import enumerated, ranks_in_words
 
 ORDER = "the order is: zero_grad, forward, backward, average, step"
 
@@ -35,10 +36,9 @@ def expect_epochs(run: Run) -> None:
     right = list(range(NUM_EPOCHS))
     told = [record.rank for record in run.ranks if record.value["set_to"]]
     if told and len(told) < run.world_size:
-        ranks = ", ".join(map(str, told))
         raise NotYetError(
-            f"set_epoch was called on rank{'s' * (len(told) > 1)} {ranks} only: the "
-            "ranks do not read parts of the same global batches",
+            f"only {ranks_in_words(told)} called set_epoch, expected every rank to: "
+            "now they read parts of different global batches",
             rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
         )
     for record in run.ranks:
@@ -46,15 +46,17 @@ def expect_epochs(run: Run) -> None:
         used = [epoch for epoch, _ in groupby(record.value["used"])]
         if not set_to:
             raise NotYetError(
-                "set_epoch was never called: every epoch has the same order",
+                "fit never called set_epoch, so every epoch has the same order, "
+                "expected a call before each epoch",
                 slug="epoch-not-set",
                 rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
             )
         if used != right:
             raise NotYetError(
-                f"rank {record.rank} read the batches of epochs {used}; expected "
-                f"{right}: set_epoch was called with {set_to}"
-                + f"; the loader was in epoch {USED_BEFORE} before"
+                f"rank {record.rank} called set_epoch with {enumerated(set_to)}, but "
+                f"read epochs {enumerated(used)}, expected epochs "
+                f"{enumerated(right)}"
+                + f" ({USED_BEFORE} was set before fit)"
                 * (used[:1] == [USED_BEFORE]),
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=[(r.rank, "read", f"{r.value['used']}") for r in run.ranks],
@@ -74,15 +76,17 @@ def expect_steps(run: Run) -> None:
     for record in run.ranks:
         if not all(record.value["trained_in"]):
             raise NotYetError(
-                f"rank {record.rank} trained with the model in evaluation mode",
+                f"rank {record.rank} trained with the model in evaluation mode, "
+                "expected training mode",
                 slug="wrong-mode",
                 rule="model.train() before the first step",
             )
     for rank, count in enumerate(steps):
         if count and count != batches:
             raise NotYetError(
-                f"rank {rank} took {count} optimizer steps; expected {batches}, one "
-                "for each batch",
+                f"in {NUM_EPOCHS} epochs of {STEPS_PER_EPOCH} batches, rank {rank} "
+                f"took {count} optimizer step{'s' * (count != 1)}, expected {batches}: "
+                "one for each batch",
                 evidence=[(r, "took", f"{c} steps") for r, c in enumerate(steps)],
                 rule="one step for each batch, on every rank",
             )
@@ -105,8 +109,9 @@ def expect_averaging(run: Run) -> None:
     averages = sum(size for size in sizes if size > 3) // numel
     if 0 < averages < batches:
         raise NotYetError(
-            f"the ranks averaged {averages} times in {batches} steps: in the other "
-            "steps each rank used its own gradient",
+            f"in {batches} steps, the ranks averaged their gradients only "
+            f"{'once' if averages == 1 else f'{averages} times'}, expected it in every "
+            "step",
             rule="average the gradients in every step, before optimizer.step()",
         )
 
@@ -123,8 +128,8 @@ def suspects_of(run: Run, seed: int) -> list[Suspect]:
         Suspect(
             slug="unequal-start",
             values=fit_alone(seed, n, equal_start=False).weights,
-            sentence="each rank started from different weights: equal steps keep "
-            "them apart",
+            sentence="each rank started training from different weights, expected "
+            "equal ones: equal steps don't bring them together",
             rule="make the models equal before the first step",
         ),
         *[
@@ -137,19 +142,22 @@ def suspects_of(run: Run, seed: int) -> list[Suspect]:
         Suspect(
             slug="sum-not-mean",
             values=trained(_sum),
-            sentence=f"the gradients were {n} × the mean: summed and never divided",
+            sentence=f"each step used the sum of the ranks' gradients, {n} × the mean, "
+            "expected the mean",
             rule="train_step averages; do not average by hand",
         ),
         Suspect(
             slug="divided-twice",
             values=trained(_divided_twice),
-            sentence=f"the gradients were 1/{n} of the mean: divided twice",
+            sentence=f"each step used 1/{n} of the mean gradient, as if divided by {n} "
+            "twice, expected the mean",
             rule="train_step divides already",
         ),
         Suspect(
             slug="gradients-not-zeroed",
             values=fit_alone(seed, n, zeroed=False).weights,
-            sentence="each step also applied the gradients of the steps before it",
+            sentence="each step also applied the gradients of all earlier steps, "
+            "expected only its own",
             rule="optimizer.zero_grad() before backward",
         ),
         _unmoved(run, seed),
@@ -169,49 +177,70 @@ def loss_suspects(losses: Tensor, expected: Tensor) -> list[Suspect]:
         (
             "mean-of-means",
             mean.mean(1),
-            "the loss of an epoch is the mean over its batches, as if all batches "
-            "were equally large",
+            "each epoch's loss is the mean over its batches, expected the mean over "
+            "its samples: the last batch is smaller",
             of_samples,
         ),
-        ("", mean[:, -1], "the loss of an epoch is that of its last batch", of_samples),
+        (
+            "",
+            mean[:, -1],
+            "each epoch's loss is that of its last batch, expected the mean over all "
+            "its samples",
+            of_samples,
+        ),
         (
             "batches-not-samples",
             sums / STEPS_PER_EPOCH,
-            "the losses were multiplied by the number of samples and divided by the "
-            "number of batches",
+            "each epoch's loss is the sum over its samples divided by the number of "
+            "batches, expected by the number of samples",
             of_samples,
         ),
         (
             "batches-not-samples",
             mean.sum(1) / sizes.sum(),
-            "the mean losses of the batches were added up and divided by the number "
-            "of samples",
+            "each epoch's loss is the sum of its batches' means divided by the number "
+            "of samples, expected the sum over its samples divided",
             of_samples,
         ),
-        ("", sums, "the losses of an epoch were summed and never divided", of_samples),
-        ("", mean.sum(1), "the losses were summed and never divided", of_samples),
+        (
+            "",
+            sums,
+            "each epoch's loss is the sum over its samples, expected their mean",
+            of_samples,
+        ),
+        (
+            "",
+            mean.sum(1),
+            "each epoch's loss is the sum of its batches' mean losses, expected the "
+            "mean over its samples",
+            of_samples,
+        ),
         (
             "sum-loss-returned",
             expected * n,
-            f"the loss of each epoch is {n} × the mean",
+            f"each epoch's loss is {n} × the mean over its samples on {n} ranks, "
+            "expected the mean",
             "train_step returns the mean over all ranks already",
         ),
         (
             "",
             expected / n,
-            f"the loss of each epoch is 1/{n} of the mean: divided twice",
+            f"each epoch's loss is 1/{n} of the mean over its samples, as if divided "
+            f"by {n} twice, expected the mean",
             "train_step returns the mean over all ranks already",
         ),
         (
             "",
             running,
-            "the sums were not reset: they still hold the epochs before",
+            "each epoch's loss is the mean over all epochs so far, expected the mean "
+            "over its own samples only",
             "begin each epoch with sums of zero",
         ),
         (
             "",
             expected[-1].repeat(NUM_EPOCHS),
-            "the loss of each epoch is that of the last epoch",
+            "every entry of the list is the last epoch's loss, expected each epoch's "
+            "own loss",
             "append a new number after each epoch",
         ),
     ]
@@ -219,7 +248,8 @@ def loss_suspects(losses: Tensor, expected: Tensor) -> list[Suspect]:
         Suspect(
             slug="local-loss-returned",
             values=list(own.T),
-            sentence="each rank returned the mean loss over its local samples only",
+            sentence="each rank returned the mean loss over its own samples, expected "
+            "the mean over all ranks' samples",
             rule="use what train_step returns: the mean over all ranks",
         ),
         *[
@@ -238,15 +268,15 @@ def _unmoved(run: Run, seed: int) -> Suspect:
     events = run.ranks[0].value["events"]
     slug, why = "", "no gradient was applied"
     if "step" not in events:
-        why = "optimizer.step() was not called"
+        why = "optimizer.step() was never called"
     elif "backward" not in events:
-        why = "backward() was not called"
+        why = "backward() was never called"
     elif _wiped(events):
         slug, why = "gradients-wiped", "zero_grad() came between backward() and step()"
     return Suspect(
         slug=slug,
         values=same_everywhere(weights_of(Net(seed)), run.world_size),
-        sentence=f"the weights are the initial weights of rank 0: {why}",
+        sentence=f"after fit, every rank still has rank 0's initial weights: {why}",
         rule=ORDER,
     )
 
@@ -259,9 +289,10 @@ def _why_own(run: Run) -> tuple[str, str]:
     if sum(math.prod(c["shape"] or []) > 1 for c in averaging):  # not of the loss alone
         return (
             "stepped-before-averaging",
-            f"{alone}: the averaging came after the step",
+            f"{alone}, though the ranks did call all_reduce, expected averaging before "
+            "the step",
         )
-    return "own-gradient-only", f"{alone}: the gradients were not averaged"
+    return "own-gradient-only", f"{alone}, expected the mean of all ranks' gradients"
 
 
 def _wiped(events: Sequence[str]) -> bool:

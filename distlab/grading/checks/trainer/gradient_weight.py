@@ -31,11 +31,15 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import evidence
+from distlab.terminal import enumerated
 
 # Three first: the plain mean, a hard-coded 2 and n - 1 all differ there.
 WORLDS = (3, 2, 4, 7, 1)
 UNEVEN = (3, 4, 7, 1)  # so three ranks have most runs: what a rank sends is seen there
 ZEROS = "a rank without samples adds zeros, whatever its .grad holds"
+DIFFERENT = "with a different number of samples on each rank"
+NO_SAMPLES = "when no rank has a sample"
+WITH_GAPS = "with unused layers or ranks without samples"
 
 
 @clause("trainer.gradient_weight", "C1", worlds=WORLDS, runs=[on_ranks(weigh)])
@@ -54,20 +58,18 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
     silent = [rank for rank, value in enumerate(run.values) if None in value]
     if silent:
         raise NotYetError(
-            f"gradient_weight returned no number on rank {silent[0]}",
+            f"gradient_weight returned no number on rank {silent[0]}, expected a float "
+            "on every rank",
             slug="returned-none",
             rule="return this rank's fraction of all samples, a float",
         )
     found = [torch.tensor(value, dtype=torch.float64) for value in run.values]
     steps = [counts_of(n), counts_of(n, empty=True)]
     counts = torch.tensor(steps, dtype=torch.float64).T  # (n, steps)
-    what = "the weight for counts " + " and ".join(map(str, steps))
+    right = list(counts / counts.sum(0))
+    what = f"for sample counts {enumerated(steps)}, the weight"
     try:
-        expect_values(
-            [weights[:2] for weights in found],
-            list(counts / counts.sum(0)),
-            what=what,
-        )
+        expect_values([weights[:2] for weights in found], right, what=what)
     except NotYetError as error:
         if error.slug != "wrong-dtype":
             raise
@@ -78,7 +80,7 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
     expect_values(
         [weights[2:3] for weights in found],
         same_everywhere(torch.zeros(1, dtype=torch.float64), n),
-        what="the weight when no rank has a sample",
+        what=f"{NO_SAMPLES}, the weight",
     )
     _expect_exact([weights[3:] for weights in found], many(n))
     return None
@@ -90,7 +92,7 @@ def _expect_exact(found: list[Tensor], counts: list[int]) -> None:
         expect_values(
             found,
             list((large / large.sum()).reshape(len(counts), 1)),
-            what=f"the weight for counts {counts}",
+            what="for sample counts above 2^24, the weight",
             tolerance=1e-12,
         )
     except NotYetError as error:
@@ -98,7 +100,12 @@ def _expect_exact(found: list[Tensor], counts: list[int]) -> None:
         raise error.but(rule=error.rule or rule) from error
 
 
-@clause("trainer.gradient_weight", "C2", worlds=UNEVEN, runs=[on_ranks(average_uneven)])
+@clause(
+    "trainer.gradient_weight",
+    "C2",
+    worlds=UNEVEN,
+    runs=[on_ranks(average_uneven).when(DIFFERENT)],
+)
 def the_mean_over_samples(runs: Runs) -> str | None:
     """With unequal counts each gradient is that of all samples together."""
     counts = counts_of(runs.world_size)
@@ -108,7 +115,10 @@ def the_mean_over_samples(runs: Runs) -> str | None:
 
 
 @clause(
-    "trainer.gradient_weight", "C3", worlds=WORLDS, runs=[on_ranks(average_with_gaps)]
+    "trainer.gradient_weight",
+    "C3",
+    worlds=WORLDS,
+    runs=[on_ranks(average_with_gaps).when(WITH_GAPS)],
 )
 def everyone_takes_part(runs: Runs) -> str | None:
     """Ranks without samples or gradients; frozen parameters stay frozen."""
@@ -132,8 +142,8 @@ def everyone_takes_part(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if FROZEN in value["after"]:
             raise NotYetError(
-                f"{FROZEN} is frozen and needs no gradient, but has a .grad on rank "
-                f"{rank}",
+                f"after average_weighted, the frozen {FROZEN} has a .grad on rank "
+                f"{rank}, expected None",
                 slug="frozen-gradient",
                 rule="skip parameters with requires_grad=False: an optimizer updates "
                 "every parameter that has a .grad",
@@ -152,8 +162,8 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
         if missing:
             samples = f"{counts[rank] or 'no'} sample{'s' * (counts[rank] != 1)}"
             raise NotYetError(
-                f"after the call .grad of {listed(missing)} is None on rank {rank} "
-                f"({samples})",
+                f"after average_weighted, .grad of {listed(missing)} is None on rank "
+                f"{rank}, which has {samples}, expected the mean",
                 slug="none-gradient-skipped",
                 rule="every rank needs the mean, also where .grad was None",
             )
@@ -168,7 +178,7 @@ def _expect_mean(run: Run, counts: list[int]) -> None:
     expect_values(
         [flat(state) for state in after],
         same_everywhere(flat(mean), run.world_size),
-        what=some_of("the averaged gradient", mean, after),
+        what=some_of(f"for sample counts {counts}, the averaged gradient", mean, after),
     )
 
 
@@ -178,8 +188,8 @@ def _expect_finite(run: Run) -> None:
     old = [rank for n, rank in OVERFLOWN if n == run.world_size]
     if old and any(not gradient.isfinite().all() for gradient in after):
         raise NotYetError(
-            f"rank {old[0]} has no samples, and the .grad of an earlier step is in "
-            "the sum: it is inf, and inf × 0 is nan",
+            f"rank {old[0]} has no samples, but its old .grad, which is infinite, is "
+            "part of the average, expected zeros from it",
             slug="stale-gradient",
             rule=ZEROS,
         )
@@ -248,8 +258,8 @@ def _skipped_none(run: Run, present: list[dict[str, int]]) -> NotYetError | None
         lacks = next((name for name in names if name not in own), "")
         if lacks:
             return NotYetError(
-                f"rank {rank} passes over {lacks}, whose .grad is None there, while "
-                f"rank {present.index(names)} averages it",
+                f"rank {rank} skips {lacks}, whose .grad is None there, but rank "
+                f"{present.index(names)} averages it, expected zeros from rank {rank}",
                 slug="none-gradient-skipped",
                 evidence=evidence(run),
                 rule="where .grad is None a rank adds zeros: the calls are the same "

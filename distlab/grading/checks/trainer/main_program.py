@@ -31,6 +31,7 @@ from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
+from distlab.terminal import ranks_in_words
 
 WORLDS = (3, 2, 4, 7, 1)
 TORCHRUN_WORLD = 2
@@ -99,15 +100,17 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
     silent = [rank for rank, flat in enumerate(weights) if flat is None]
     if silent:
         raise NotYetError(
-            f"main returned no model on rank {silent[0]}",
+            f"main returned no model on rank {silent[0]}, expected the trained model "
+            "on every rank",
             slug="returned-none",
             rule="return the trained model, on every rank",
         )
     expected = same_everywhere(right_weights(epochs), n)
+    what = f"the weights after {epochs} epoch{'s' * (epochs != 1)}"
     expect_values(
         weights,
         expected,
-        what=f"the weights after {epochs} epochs",
+        what=what,
         verb="are",
         suspects=lambda: suspects_of(
             epochs, n, [value["first"] for value in run.values]
@@ -115,7 +118,7 @@ def _expect_right_weights(run: Run, epochs: int) -> None:
     )
     expect_equal_bits(
         weights,
-        what=f"the weights after {epochs} epochs",
+        what=what,
         verb="are",
         rule="every rank must apply the very same gradient",
     )
@@ -134,24 +137,25 @@ def one_rank_saves(runs: Runs) -> str | None:
     on_nodes = [r for r in range(run.world_size) if not local_rank(r, run.world_size)]
     if 1 < len(savers) < run.world_size and savers == on_nodes:
         raise NotYetError(
-            f"ranks {', '.join(map(str, savers))} each wrote a file: those whose "
-            "LOCAL_RANK is 0",
+            f"{ranks_in_words(savers)}, whose LOCAL_RANK is 0, each wrote a file, "
+            "expected only rank 0 to",
             evidence=evidence,
             rule="LOCAL_RANK is 0 once on each machine, RANK on one rank of all",
         )
     if len(savers) > 1:
         raise NotYetError(
-            f"ranks {', '.join(map(str, savers))} each wrote a file",
+            f"{ranks_in_words(savers)} each wrote a file, expected only rank 0 to",
             slug="every-rank-writes",
             evidence=evidence,
             rule="on a real machine they write the same file at the same time: let "
             "one rank save",
         )
     if savers != [0] or FILE not in files[0]:
-        wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}" if savers else "no rank"
+        wrote = "no rank wrote a file"
+        if savers:
+            wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}"
         raise NotYetError(
-            f"rank 0 should save to path, here {FILE!r}; {wrote}"
-            + (" wrote a file" if not savers else ""),
+            f"with path={FILE!r}, {wrote}, expected rank 0 to write that file",
             evidence=evidence,
             rule="rank 0: torch.save(model.state_dict(), path)",
         )
@@ -166,7 +170,8 @@ def ends_cleanly(runs: Runs) -> str | None:
     left = [rank for rank, value in enumerate(run.values) if value["left"]]
     if left:
         raise NotYetError(
-            f"main returned without destroying its process group on rank {left[0]}",
+            f"after main, the process group still exists on {ranks_in_words(left)}, "
+            "expected it to be destroyed",
             slug="group-not-destroyed",
             rule="dist.destroy_process_group() at the end, on every rank",
         )
@@ -196,8 +201,8 @@ def _expect_own_place(run: Run) -> None:
         for place in record.value["groups"]:
             if tuple(place) != (record.rank, run.world_size):
                 raise NotYetError(
-                    f"rank {record.rank} of {run.world_size} joined as rank {place[0]} "
-                    f"of {place[1]}",
+                    f"rank {record.rank} joined the process group as rank {place[0]} "
+                    f"of {place[1]}, expected rank {record.rank} of {run.world_size}",
                     slug="typed-in-rank",
                     rule="take rank and world size from what torchrun has set",
                 )
@@ -208,8 +213,8 @@ def _expect_shared_work(run: Run, epochs: int) -> None:
     whole = max(samples)
     if run.world_size > 1 and min(samples) == whole > 0:
         raise NotYetError(
-            f"every rank went through all {whole} samples of {epochs} epochs: "
-            "the work was not divided",
+            f"each of the {run.world_size} ranks read all {whole} samples of {epochs} "
+            f"epoch{'s' * (epochs != 1)}, expected them to share the samples",
             slug="nothing-shared",
             evidence=[
                 (rank, "read", f"{count} samples") for rank, count in enumerate(samples)
@@ -223,19 +228,21 @@ def _expect_saved_state(value: dict[str, Any]) -> None:
     names = ["0.weight", "0.bias", "2.weight", "2.bias"]
     if problem or state is None:
         raise NotYetError(
-            f"the file holds no state_dict: torch.load(path, weights_only=True) gave "
-            f"{problem or 'nothing'}",
+            "rank 0's file holds no state_dict: torch.load(path, weights_only=True) "
+            f"gave {problem or 'nothing'}, expected tensors by name",
             rule="save model.state_dict(), tensors by name, not the model itself",
         )
     if list(state) != names:
+        keys = ", ".join([*state][:2]) or "no key"
         raise NotYetError(
-            f"the file has {', '.join(map(str, list(state)[:4]))}; make_model's own "
-            f"state_dict has {', '.join(names)}",
+            f"the saved state_dict has {keys}{', …' * (len(state) > 2)}, expected the "
+            f"keys of make_model's own: {', '.join(names)}",
             rule="for a wrapped model save model.module.state_dict()",
         )
     saved = flat(state)
     if value["weights"] is not None and not torch.equal(saved, value["weights"]):
         raise NotYetError(
-            "the saved weights are not those of the returned model",
+            "rank 0's file holds other weights than the model it returned, expected "
+            "the same",
             rule="save once, after the last step",
         )

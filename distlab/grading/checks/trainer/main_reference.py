@@ -28,7 +28,8 @@ Share = Callable[[Tensor, int], Sequence[Tensor]]
 Rule = Callable[[list[Tensor], list[int], int], Tensor]
 """`(each rank's mean gradient, its samples, rank)` → with what the rank steps."""
 
-PLAIN_MEAN = "rank means averaged: weigh each rank by its sample count"
+PLAIN_MEAN = "the ranks' mean gradients were averaged without weights, expected each "
+PLAIN_MEAN += "weighted by its rank's number of samples"
 
 
 def _every_nth(places: Tensor, world_size: int) -> Sequence[Tensor]:
@@ -146,13 +147,15 @@ def suspects_of(
         yield Suspect(
             slug="epoch-not-set",
             values=same_everywhere(_always_epoch(0, num_epochs), world_size),
-            sentence="every epoch went through the batches of epoch 0",
+            sentence="every epoch read the batches of epoch 0, expected those of "
+            "global_batches(epoch)",
             rule="global_batches(epoch): another order in each epoch",
         )
     yield Suspect(
         slug="",
         values=same_everywhere(first_weights(), world_size),
-        sentence="the weights are those that make_model gives: no step was taken",
+        sentence="after main, the weights are still those of make_model, expected a "
+        "step for each batch",
         rule="num_epochs times through global_batches, a step for each batch",
     )
 
@@ -161,26 +164,34 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[WrongTraining]]]:
     """Slug, sentence and rule of a mistake, and the ways in which it is made."""
     rules: list[tuple[str, str, Rule]] = [
         ("mean-of-means", PLAIN_MEAN, _plain),
-        ("sum-not-mean", "the ranks' mean gradients were summed without weights", _sum),
+        (
+            "sum-not-mean",
+            "the ranks' mean gradients were summed without weights, expected each "
+            "weighed by its share of the samples",
+            _sum,
+        ),
         (
             "divided-twice",
-            f"the gradient is 1/{n} of the expected gradient: divided by the global "
-            "batch's samples, and by the number of ranks",
+            f"each step used 1/{n} of the expected gradient, as if it had been divided "
+            f"by the number of ranks, {n}, as well",
             lambda g, c, rank: _weighted(g, c) / n,
         ),
         (
             "sum-not-mean",
-            "the gradient is the sum over the batch: never divided",
+            "each step used the sum of the samples' gradients, expected their mean "
+            "over the global batch",
             lambda g, c, rank: _weighted(g, c) * sum(c),
         ),
         (
             "own-gradient-only",
-            "each rank stepped with its own mean gradient",
+            "each rank stepped with its own mean gradient, expected the mean over all "
+            "ranks' samples",
             lambda g, c, rank: g[rank],
         ),
         (
             "own-gradient-only",
-            "each rank stepped with its weighted gradient: it was never summed",
+            "each rank stepped with its own weighted gradient, expected the sum of all "
+            "ranks' weighted gradients",
             lambda g, c, rank: g[rank] * c[rank] / sum(c),
         ),
     ]
@@ -192,14 +203,15 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[WrongTraining]]]:
         yield slug, sentence, of_samples, ways
     yield (
         "remainder-lost",
-        f"each batch was split into {n} blocks of a size rounded down: the remainder "
-        "was read by no rank",
+        f"each batch was split into {n} blocks of equal size, and no rank read the "
+        "remainder, expected every sample to be read",
         "every sample of a batch belongs to a rank: 100 samples on 3 ranks",
         [WrongTraining(rule=_plain, share=_rounded_down), *_either_way(_rounded_down)],
     )
     yield (
         "last-batch-dropped",
-        "the last, smaller batch of each epoch was left out",
+        "the last, smaller batch of each epoch was left out, expected a step for it "
+        "too",
         "every batch of global_batches(epoch) counts",
         [
             WrongTraining(rule=rule, share=share, full_batches=True)
@@ -210,8 +222,8 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[WrongTraining]]]:
     if n > 1:
         yield (
             "",
-            "each rank read the samples that belong to its LOCAL_RANK: ranks of "
-            "different machines read the same ones, and others were read by no rank",
+            "each rank chose its samples by LOCAL_RANK, so ranks of different machines "
+            "read the same ones, expected a choice by RANK",
             "LOCAL_RANK numbers the ranks of one machine, RANK all ranks",
             [
                 way
@@ -224,8 +236,8 @@ def _known(n: int) -> Iterator[tuple[str, str, str, list[WrongTraining]]]:
         )
     yield (
         "unequal-start",
-        "every rank made a different model, with its rank as the seed: equal steps "
-        "keep the models apart",
+        "each rank made a different model, with its rank as the seed, expected the "
+        "model of seed 0 on every rank",
         "make_model(seed=0) on every rank",
         [
             WrongTraining(share=share, own_models=True)

@@ -107,7 +107,7 @@ def _failed(status: int | None, said: str, script: str) -> NotYetError:
     reason = f": {block[-1][:200]}" if block else ""
     no_distlab = "there is no distlab here" in reason
     return NotYetError(
-        f"torchrun {how}{reason}",
+        f"under torchrun, the program {how}{reason}",
         slug="still-needs-distlab" if no_distlab else "",
         rule="main uses torch.distributed in place of comm" if no_distlab else "",
         output="\n".join(block or said.splitlines()[-30:]),
@@ -135,12 +135,14 @@ def _own_traceback(said: str, script: str) -> list[str]:
 def _expect_weights(path: Path) -> None:
     if not path.exists():
         raise NotYetError(
-            f"under torchrun no file {path.name} was written, the default of path",
+            f"under torchrun, main() wrote no {path.name}, expected this file, the "
+            "default of path",
             rule="the line at the end of the file calls main() without arguments",
         )
     state = torch.load(path, weights_only=True)
     if not close(flat(state), right_weights(EPOCHS)):
         raise NotYetError(
-            "the weights are right in the grader's ranks, but different under torchrun",
+            "under torchrun, the saved weights are wrong, though the same main was "
+            "right in the grader's ranks",
             rule="the weights may depend only on rank, world size and epoch",
         )

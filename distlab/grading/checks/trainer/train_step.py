@@ -47,6 +47,7 @@ from distlab.runner import RankContext
 # Four first: with three a hard-coded 2 could as well be n - 1.
 WORLDS = (4, 3, 2, 7, 1)
 BEND_WORLD = 3  # where a second optimiser is tried as well
+WITH_BEND = "with an Adam-like optimizer and a tied and a 0-dimensional parameter"
 
 
 class NotedSGD(torch.optim.SGD):
@@ -129,8 +130,8 @@ def _costly(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _bent(world_size: int) -> list[RunSpec]:
-    bent = [on_ranks(train_steps, with_bend=True)] if world_size == BEND_WORLD else []
-    return [on_ranks(train_steps), *bent]
+    bent = on_ranks(train_steps, with_bend=True).when(WITH_BEND)
+    return [on_ranks(train_steps), *[bent] * (world_size == BEND_WORLD)]
 
 
 @clause("trainer.train_step", "C1", worlds=WORLDS, runs=_bent)
@@ -157,7 +158,8 @@ def weights_of_one_process(runs: Runs) -> str | None:
     expect_messages(run, "the weights are right, but not through comm")
     if not all(value["training"] for value in run.values):
         raise NotYetError(
-            "train_step left the model in evaluation mode",
+            "train_step left the model in evaluation mode, expected it still in "
+            "training mode",
             rule="a step of training: leave model.train() and model.eval() alone",
         )
     if n == BEND_WORLD:
@@ -173,11 +175,10 @@ def weights_of_one_process(runs: Runs) -> str | None:
 def _expect_with_bend(runs: Runs) -> None:
     run = runs.finished(train_steps, with_bend=True)
     n, seed = runs.world_size, runs.seed
-    what = "with SGD the weights are right, but with an optimizer like Adam"
     expect_values(
         [value["weights"] for value in run.values],
         right_training(seed, n, with_bend=True, make=Zoo).weights,
-        what=f"{what}, on a model with a tied weight and a 0-dim parameter, they",
+        what=f"{WITH_BEND}, the weights",
         verb="are",
         suspects=[
             Suspect(
@@ -190,7 +191,8 @@ def _expect_with_bend(runs: Runs) -> None:
                     average_weights=True,
                     make=Zoo,
                 ).weights,
-                sentence=f"{what} they are not: weights were averaged, not gradients",
+                sentence="with an Adam-like optimizer, the ranks' weights were "
+                "averaged after the step, expected averaged gradients before it",
                 rule="average the gradients between backward() and step()",
             )
         ],
@@ -219,25 +221,29 @@ def loss_of_the_whole_batch(runs: Runs) -> str | None:
             Suspect(
                 slug="local-loss-returned",
                 values=[local[:, rank] for rank in range(n)],
-                sentence="every rank returned the loss over its local samples only",
+                sentence="each rank returned the loss over its own samples, expected "
+                "the mean over all ranks",
                 rule="average the loss over the ranks, as you did the gradients",
             ),
             Suspect(
                 slug="sum-loss-returned",
                 values=same_everywhere(expected * n, n),
-                sentence=f"the returned loss is {n} × the mean: summed, never divided",
+                sentence=f"train_step returned the sum of the ranks' losses, {n} × the "
+                "mean, expected the mean",
                 rule="divide the sum by comm.world_size",
             ),
             Suspect(
                 slug="",
                 values=same_everywhere(expected / n, n),
-                sentence=f"the returned loss is 1/{n} of the mean: divided twice",
+                sentence=f"train_step returned 1/{n} of the mean loss, as if divided "
+                f"by {n} twice, expected the mean",
                 rule="divide once, after the sum",
             ),
             Suspect(
                 slug="",
                 values=same_everywhere(local[:, 0], n),
-                sentence="every rank returned rank 0's loss",
+                sentence="every rank returned rank 0's loss, expected the mean over "
+                "all ranks",
                 rule="every rank's loss counts: sum them, then divide",
             ),
         ],
@@ -256,5 +262,5 @@ def _expect_infinite(runs: Runs) -> None:
     expect_values(
         last,
         same_everywhere(torch.tensor(torch.inf, dtype=torch.float64), len(last)),
-        what="where one sample of the last rank has an infinite loss the returned loss",
+        what="when a sample on the last rank has an infinite loss, the returned loss",
     )

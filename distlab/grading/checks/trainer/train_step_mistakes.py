@@ -33,16 +33,22 @@ def suspects_of(run: Run, seed: int, n: int) -> list[Suspect]:
 
 def _unshared(run: Run, seed: int, n: int) -> list[Suspect]:
     """Each rank alone, with its own gradient or a share of it."""
-    slug, sentence = _why_own(run)
-    return [
-        Suspect(
-            slug=slug,
-            values=train(seed, n, rule).weights,
-            sentence=sentence,
-            rule="call average_gradients between backward() and step()",
+    rules: dict[str, Rule] = {
+        "its own gradient": own_gradient,
+        f"1/{n} of its own gradient": lambda gradients, rank: gradients[rank] / n,
+    }
+    found = []
+    for which, rule in rules.items():
+        slug, sentence = _why_own(run, which)
+        found.append(
+            Suspect(
+                slug=slug,
+                values=train(seed, n, rule).weights,
+                sentence=sentence,
+                rule="call average_gradients between backward() and step()",
+            )
         )
-        for rule in (own_gradient, lambda gradients, rank: gradients[rank] / n)
-    ]
+    return found
 
 
 def _misweighted(seed: int, n: int) -> list[Suspect]:
@@ -58,26 +64,29 @@ def _misweighted(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="sum-not-mean",
             values=times(1.0),
-            sentence=f"the weights moved by {n} × the mean gradient: summed and never "
-            "divided",
+            sentence=f"each step used the sum of the ranks' gradients, {n} × the mean, "
+            "expected the mean",
             rule="the mean is the sum divided by comm.world_size",
         ),
         Suspect(
             slug="divided-twice",
             values=times(1 / n**2),
-            sentence=f"the weights moved by 1/{n} of the mean gradient: divided twice",
+            sentence=f"each step used 1/{n} of the mean gradient, as if divided by {n} "
+            "twice, expected the mean",
             rule="divide once: the loss, or the gradients, not both",
         ),
         Suspect(
             slug="gradients-not-zeroed",
             values=trained(lambda g, rank: torch.stack(g).mean(0), zeroed=False),
-            sentence="each step also applied the gradients of the steps before it",
+            sentence="each step also applied the gradients of all earlier steps, "
+            "expected only its own",
             rule="optimizer.zero_grad() before backward",
         ),
         Suspect(
             slug="rank0-gradient-for-all",
             values=trained(lambda gradients, rank: gradients[0]),
-            sentence="every rank's weights went where rank 0's data alone leads",
+            sentence="every rank stepped with rank 0's gradient, expected the mean of "
+            "all ranks' gradients",
             rule="every rank's gradient counts: sum them, then divide",
         ),
     ]
@@ -85,8 +94,8 @@ def _misweighted(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="hard-coded-two" if wrong == 2 and n > 3 else "",
             values=times(1 / wrong),
-            sentence=f"the weights moved by {n}/{wrong} of the mean gradient: "
-            f"as if divided by {wrong}, not by {n}",
+            sentence=f"with {n} ranks, the weights moved as if the sum of the "
+            f"gradients had been divided by {wrong}, expected by {n}",
             rule="divide by comm.world_size, whatever it is",
         )
         for wrong in (2, 3, 4, 8)
@@ -94,26 +103,30 @@ def _misweighted(seed: int, n: int) -> list[Suspect]:
     ]
 
 
-def _why_own(run: Run) -> tuple[str, str]:
+def _why_own(run: Run, which: str) -> tuple[str, str]:
     """Why each rank may have stepped with its own gradient, from what it did when."""
-    alone = "each rank stepped with its own gradient"
+    alone = f"each rank stepped with {which}"
     order = _first_step(run.ranks[0])
     if "step" in order and "gradients" in order[order.index("step") :]:
-        return "stepped-before-averaging", f"{alone}: the averaging came after the step"
+        return (
+            "stepped-before-averaging",
+            f"{alone}, as the averaging came after optimizer.step(), expected it "
+            "before",
+        )
     if "backward" in order and "number" in order[: order.index("backward")]:
         return (
             "loss-not-gradients",
-            f"the loss was averaged, but {alone}: averaging a number does not average "
-            "what autograd made of it",
+            f"the ranks averaged the loss before backward(), but {alone}, expected "
+            "averaged gradients",
         )
-    return "own-gradient-only", f"{alone}: the gradients were not averaged in place"
+    return "own-gradient-only", f"{alone}, expected the mean of all ranks' gradients"
 
 
 def _no_step(run: Run, seed: int, n: int) -> Suspect:
-    slug, why = "", "optimizer.step() was not called"
+    slug, why = "", "optimizer.step() was never called"
     order = _first_step(run.ranks[0])
     if "backward" not in order:
-        why = "backward() was not called, so there are no gradients"
+        why = "backward() was never called, so there are no gradients"
     elif "step" in order:
         why = "the step had no gradient to apply"
         between = order[order.index("backward") : order.index("step")]
@@ -123,7 +136,7 @@ def _no_step(run: Run, seed: int, n: int) -> Suspect:
     return Suspect(
         slug=slug,
         values=same_everywhere(weights_of(make_model(seed)), n),
-        sentence=f"the weights are as they were: {why}",
+        sentence=f"after {STEPS} steps, every rank's weights are unchanged: {why}",
         rule="the order is: zero_grad, forward, backward, average, step",
     )
 
