@@ -132,7 +132,8 @@ class LaunchedProcesses:
     """The processes of a script: which events come, when, given the actions."""
 
     def __init__(self, script: Script) -> None:
-        self.script, self.now_s, self.wake_at_s = script, 0.0, FOREVER
+        self.script, self.now_s = script, 0.0
+        self.wake_at_s = self.tick_s = FOREVER  # as asked for, and when it will come
         self.ends: dict[int, tuple[float, Fact]] = {}  # by rank
         self.lives: dict[int, Life] = {}
         interrupts = [(at_s, ("interrupted", int(n))) for at_s, n in script.interrupts]
@@ -143,14 +144,14 @@ class LaunchedProcesses:
         """One after another, at `now_s`, while any comes."""
         yield ("begin",)
         while True:
-            wake = (self.wake_at_s + self.script.late_s, ("wake",))
+            wake = (self.tick_s, ("wake",))
             coming = [*self.ends.values(), *self.others[:1], wake]
             at_s, event = min(coming, key=lambda one: one[0])
             if at_s == FOREVER:
                 return
             self.now_s = max(self.now_s, at_s)
             if event == ("wake",):
-                self.wake_at_s = FOREVER
+                self.wake_at_s = self.tick_s = FOREVER
             elif event[0] == "ended":
                 del self.ends[event[1]]
             else:
@@ -172,10 +173,13 @@ class LaunchedProcesses:
                     life = self.lives[rank]
                     self._end(rank, life.stops_in_s, life.stop_code)
             case ("wake", at_s):
+                is_overdue = max(self.wake_at_s, at_s) <= self.now_s
+                if not is_overdue:  # else the late Tick is the answer to both
+                    self.tick_s = at_s + self.script.late_s
                 self.wake_at_s = at_s
             case ("finish", _):
                 self.ends.clear()
-                self.others, self.wake_at_s = [], FOREVER
+                self.others, self.wake_at_s, self.tick_s = [], FOREVER, FOREVER
 
     def _end(self, rank: int, in_s: float, code: int) -> None:
         end = self.now_s + in_s, ("ended", rank, int(code))
