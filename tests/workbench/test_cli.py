@@ -100,7 +100,7 @@ def test_sixty_four_ranks_fit_on_the_screen(course: Course) -> None:
     course.fill(SECOND, RING_OF_SENDS)
     done = course.distlab("check", "1.2", "-n", "64")
     assert done.code == 1
-    assert re.search(r"DEADLOCK +0→1→2→3→…→63→0\b", done.out)
+    assert re.search(r"DEADLOCK +ranks 0→1→2→3→…→63→0\b", done.out)
     assert re.search(r"^ +… .*\b56\b", done.out, re.MULTILINE)  # ranks left out
     assert len(done.out.splitlines()) <= 20
 

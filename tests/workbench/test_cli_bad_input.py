@@ -188,13 +188,13 @@ CASES = {
     "one rank raises": Case(
         EXCHANGE + "\nif comm.rank == 0:\n    {}['key']",
         "raised",
-        r"^rank 0 .*\bKeyError: 'key' .*\btemplate_collectives\.py:\d+$",
+        r"^rank 0 .*\bKeyError .*\btemplate_collectives\.py:\d+: 'key'$",
     ),
     "a name misspelt": Case(
-        "comm.rnak", "raised", r"\bAttributeError: comm [^P]*'rnak'"
+        "comm.rnak", "raised", r"\bAttributeError .*: comm [^P]*'rnak'"
     ),
     "an endless message": Case(
-        "raise ValueError('word ' * 1000)", "raised", r"\bValueError: word .*\.\.\."
+        "raise ValueError('word ' * 1000)", "raised", r"\bValueError .*: word .*\.\.\."
     ),
     "control characters": Case(
         r"raise ValueError('\x1b[2J\udcff\x00 [bold]x[/bold]')",
@@ -217,13 +217,13 @@ CASES = {
     "deadlock": Case(
         "if comm.rank < 2:\n    comm.recv(tensor, 1 - comm.rank)",
         "ring-of-recvs",
-        r"^0→1→0\b",
+        r"^ranks 0→1→0\b",
         kind="DEADLOCK",
     ),
     "ring of sends": Case(
         RING_OF_SENDS,
         "ring-of-sends",
-        r"^0→1→2→0\b",
+        r"^ranks 0→1→2→0\b",
         kind="DEADLOCK",
         task="1.2",
         printed=("[ring-of-sends]", "#1"),
@@ -312,14 +312,14 @@ def test_a_program_that_leaves_something_behind(judged: Check, name: str) -> Non
 @pytest.mark.parametrize(
     ("top", "error"),
     [
-        ("import nothing_like_this", "ModuleNotFoundError"),
-        ("raise RuntimeError('oh')", "RuntimeError: oh"),
-        ("raise SystemExit(0)", "SystemExit"),
+        ("import nothing_like_this", "ModuleNotFoundError .*nothing_like_this"),
+        ("raise RuntimeError('oh')", "RuntimeError .*oh"),
+        ("raise SystemExit(0)", "SystemExit .*0"),
     ],
 )
 def test_a_file_that_breaks_when_imported(judged: Check, top: str, error: str) -> None:
     text = filled(NAMES["1.1"], EXCHANGE)
     done = judged(text.replace("import annotations", f"import annotations\n{top}"))
     assert done.code == 1
-    assert error in done.failed.message
-    assert re.search(r"template_collectives\.py:\d+$", done.failed.message)
+    assert re.search(error, done.failed.message)
+    assert re.search(r"template_collectives\.py:\d+\b", done.failed.message)

@@ -165,7 +165,8 @@ def test_the_cause_is_told_from_what_follows_from_it() -> None:
     assert [error and error.peer_lost for error in errors] == [True, None, False]
     told, after = done.explanation.split("; ")
     assert told.startswith("rank 2 ")
-    assert "KeyError: 'momentum'" in told
+    assert "KeyError" in told
+    assert "'momentum'" in told
     assert Path(__file__).name in told
     assert after.startswith("rank 1 ")
 
