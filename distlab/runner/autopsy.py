@@ -21,6 +21,11 @@ from distlab.runner.signals import (
 )
 
 _FEW = 4  # ranks that are named one by one
+# Where torch's text goes on with what its first half says already.
+_REPEATS = re.compile(
+    r" \(at least one dimension spans| because the unspecified dimension size"
+    r"| \(or directly access saved|\. The gradient must match"
+)
 _OUR_COMM = re.compile(
     r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object|\bWrapper(?=\.\w+\(\))"
 )
@@ -232,7 +237,8 @@ def describe_tensor(call: Event | None) -> str:
 
 def error_text(error: ErrorRecord, at: str = "") -> str:
     """`KeyError at ring.py:7: 'x'`, on one line and not endless."""
-    message = _OUR_COMM.sub("comm", " ".join(error.message.split())).rstrip(".")
+    message = _OUR_COMM.sub("comm", " ".join(error.message.split()))
+    message = without_repeats(message).rstrip(".")
     kind = error.type
     if "DefaultCPUAllocator" in message:
         kind = "out of memory"
@@ -241,6 +247,11 @@ def error_text(error: ErrorRecord, at: str = "") -> str:
         message = message[:157] + "..."
     where = f"{kind} at {at}" if at else kind
     return f"{where}: {message}" if message != error.type else where
+
+
+def without_repeats(text: str) -> str:
+    """An error's text up to where torch only says the same again."""
+    return _REPEATS.split(text)[0]
 
 
 def own_frame(frames: tuple[tuple[str, int], ...]) -> tuple[str, int] | None:

@@ -158,8 +158,9 @@ def _again(
 
 
 def _second_time(failure: NotYetError) -> NotYetError:
+    again = "in a second run in the same process"
     return failure.but(
-        message=f"right the first time, wrong the second: {failure.message}",
+        situation=", ".join(filter(None, (again, failure.situation))),
         slug=STATE_KEPT,
         rule="keep nothing from one call to the next: no global, no default argument "
         "that changes, no attribute of a function",
@@ -203,8 +204,8 @@ def no_more_cost(mine: Bill, right: Bill, excused: Container[str] = ()) -> None:
         rank = max(range(len(own)), key=own.__getitem__)
         if own[rank] > limit:
             raise NotYetError(
-                f"rank {rank} {verb} {own[rank]:,.0f} {what}; in the reference no rank "
-                f"{verb} more than {most:,.0f}",
+                f"rank {rank} {verb} {own[rank]:,.0f} {what}, expected at most "
+                f"{most:,.0f}, as in the reference",
                 evidence=[
                     (r, what, f"{x:,.0f}   reference {y:,.0f}")
                     for r, (x, y) in enumerate(zip(own, reference, strict=True))
@@ -223,8 +224,8 @@ def no_other_change(mine: Bill, right: Bill) -> None:
         for function, aspect in sorted(own):
             if _kind(function, aspect) not in allowed:
                 raise NotYetError(
-                    f"{function} changed {aspect} on rank {rank}; the reference "
-                    "leaves it as it is",
+                    f"{function} changed {aspect} on rank {rank}, expected it to be "
+                    "left as it is",
                     slug=SIDE_EFFECT,
                 )
 

@@ -319,7 +319,7 @@ def expect_equal_bits(
         Evidence(rank, "digest", digest(value)) for rank, value in enumerate(values)
     )
     raise NotYetError(
-        f"{what} {verb} right on every rank up to rounding, but not the same bits",
+        f"{what} {verb} right up to rounding, expected the same bits on every rank",
         slug=slug,
         evidence=evidence,
         rule=rule,

@@ -12,14 +12,6 @@ from distlab.grading.runs import Runs, RunSpec, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 
-_TAILS = (
-    " (at least one dimension spans",
-    " because the unspecified dimension size",
-    " (or directly access saved",
-    ". The gradient must match",
-)
-"""Where torch's text goes on with what the first half says already."""
-
 
 def finished(runs: Runs, spec: Scenario | RunSpec, kinds: Mapping[str, str]) -> Run:
     """The record of a run that came to its end.
@@ -40,12 +32,4 @@ def told(error: NotYetError, kinds: Mapping[str, str]) -> NotYetError:
     if error.slug != "raised":
         return error
     fits = (kind for words, kind in kinds.items() if words in error.message)
-    situation = error.situation or next(fits, "")
-    return error.but(message=without_tail(error.message), situation=situation)
-
-
-def without_tail(text: str) -> str:
-    """Torch's text up to where it only repeats itself."""
-    for tail in _TAILS:
-        text = text.partition(tail)[0]
-    return text
+    return error.but(situation=error.situation or next(fits, ""))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.grading.kit.when_raised import without_tail
+from distlab.runner.autopsy import without_repeats
 
 Checkpoint = Callable[[Any, Tensor], Tensor]
 Case = Callable[[Checkpoint, torch.device], list[Tensor | None]]
@@ -35,7 +35,7 @@ def _faults(
         try:
             found = case(run, device)
         except Exception as error:
-            said = without_tail(str(error).partition("\n")[0])[:140]
+            said = without_repeats(str(error).partition("\n")[0])[:140]
             yield f"with {what}, your code raised {type(error).__name__}: {said}"
             continue
         for number, (got, right) in enumerate(zip(found, expected, strict=True)):

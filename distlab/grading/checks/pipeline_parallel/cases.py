@@ -36,7 +36,6 @@ from distlab.grading.kit.flat import gradients_of
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.stages import NOT_YOURS, ROUNDED, make_batch, make_like
 from distlab.grading.kit.values import Suspect, all_close, expect_values
-from distlab.grading.kit.when_raised import without_tail
 from distlab.grading.kit.zoo import loss_of
 from distlab.grading.runs import Runs
 from distlab.grading.verdict import NotYetError
@@ -388,8 +387,9 @@ def _in_words(error: NotYetError, cases: Cases) -> NotYetError:
     stopped = error.kind in ("DEADLOCK", "TIME")
     if stopped or error.slug in ("raised", "input-without-grad"):
         begun = reports_made(run)
-        name = f"with {cases(run.world_size)[begun - 1].name}, " if begun else ""
-        error = error.but(message=f"{name}{without_tail(error.message)}")
+        if begun:
+            name = cases(run.world_size)[begun - 1].name
+            error = error.but(situation=f"with {name}")
     return error
 
 
