@@ -189,8 +189,8 @@ class Difference:
             yield f"the Membership returned Form({given[1]}), expected {form}"
         ranks = [rank for rank, _ in given[2]]
         if ranks != [*range(len(ranks))]:
-            own = _all(range(len(ranks)))
-            yield f"{form} gave its members the ranks {_all(ranks)}, expected {own}"
+            wanted = _all(range(len(ranks)))
+            yield f"{form} gave its members the ranks {_all(ranks)}, expected {wanted}"
         num = len(old)
         if {*members[:num]} != {*old} or members[num:] != taken[num:]:
             yield f"{form} {self._ordered(old, taken, members)}"

@@ -97,15 +97,15 @@ def _flaw(call: str, length: int, n: int, bounds: Bounds) -> tuple[str, str]:
         if end < start:
             return f"{chunk}, expected an end that is not before the start", ""
         place = end
-    end = f"the last chunk of {call} ends at {place}"
+    last = f"the last chunk of {call} ends at {place}"
     if place < length:
         slug = "remainder-dropped" if place == length // n * n else ""
         left_out = f"the last {length - place} elements are in no chunk"
         if length - place == 1:
             left_out = "the last element is in no chunk"
-        return f"{end}, expected {length}: {left_out}", slug
+        return f"{last}, expected {length}: {left_out}", slug
     if place > length:
-        return f"{end}, beyond the tensor, expected {length}", ""
+        return f"{last}, beyond the tensor, expected {length}", ""
     return "", ""
 
 
