@@ -48,7 +48,7 @@ _BY_REASON: dict[str, list[tuple[str, str]]] = {
     ],
     "speaks of a mistake in another task: tests/workbench/test_ring_allreduce.py": [
         ("ring_allreduce/mistakes.py", "_expect_bounds(sums)"),
-        ("ring_allreduce/mistakes.py", 'raise NotYetError(f"chunk_bounds'),
+        ("ring_allreduce/mistakes.py", "raise NotYetError(f'chunk_bounds"),
     ],
 }
 EXCUSED = {
