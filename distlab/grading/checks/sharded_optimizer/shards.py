@@ -19,9 +19,18 @@ from distlab.grading.checks.sharded_optimizer.scenarios import (
 )
 from distlab.runner import RankContext
 
-MAX_NORMS = (0.05, 1e6, 1.0, 1.0, 0.9, 1.0)  # the first shortens, the second does not
+MAX_NORMS = (
+    0.05,
+    1e6,
+    1.0,
+    1.0,
+    0.9,
+    1.0,
+    1.0,
+)  # the first shortens, the second does not
 ZERO, INFINITE = 2, 3  # where the gradient is zero, where it has an infinite element
 LEVEL, LONE = 4, 5  # norm 1, but less on each of two ranks; zero except on rank 0
+ORDER = 6  # the order in which the ranks' squares are added decides the last bit
 STALE = 1e8
 PLAIN: dict[str, Any] = {"count": 7, "is_warm": True, "rule": None, "kind": "cosine"}
 """Entries of an optimizer that are no tensors."""
@@ -72,6 +81,13 @@ def gradient_to_clip(
     if number == LONE:
         gradient = {name: torch.zeros_like(value) for name, value in gradient.items()}
         next(iter(gradient.values())).view(-1)[0] = 0.5
+    if number == ORDER:
+        # Rank 0's squares are 1.5², and those of any other rank less than half of its
+        # last bit: added one by one they are lost, and together they aren't.
+        size = sum(value.numel() for value in gradient.values())
+        tiny = (3 * 0.45 * 2**-51 / size) ** 0.5
+        gradient = {n: torch.full_like(v, tiny) for n, v in gradient.items()}
+        next(iter(gradient.values())).view(-1)[0] = 1.5
     return gradient
 
 
