@@ -120,10 +120,14 @@ def _first(what: What, rows: list[Row]) -> dict[str, NotYetError]:
         expected = contract.offer(row)
         wakes = [action for action in actual if action[0] == "wake"]
         actual = [action for action in actual if action[0] != "wake"]
+        was_asked_alone = contract.asked_alone
+        if wakes:
+            contract.asked_alone = is_alone(contract.seen)
         if not contract.is_late and _agree(expected, actual, contract):
             continue
         earlier = [action for row in rows[:place] for action in row.reply]
         contract.has_asked = any(action[0] == "wake" for action in earlier)
+        contract.asked_alone = was_asked_alone
         clause_id, slug, rule = _diagnosis(contract, event, expected, actual)
         is_none = event == END or contract.is_late  # no event decides
         # When to wake it is not compared, but it is due where a new wait begins.
@@ -164,6 +168,11 @@ def _agree(
     if is_right:
         contract.members = [member for _, member in given[2]]
     return is_right
+
+
+def is_alone(seen: Seen) -> bool:
+    """Whether min_members have joined, and others may be as many or more."""
+    return seen.has_enough and not seen.is_majority
 
 
 def _plain(action: Fact) -> str:
@@ -212,7 +221,8 @@ def _of_time(
 ) -> tuple[str, str, str]:
     """The same for a Form or a Stop that comes too early, too late, or not at all."""
     seen = contract.seen
-    if "form" in given and seen.has_enough and not seen.is_majority:
+    # Who asks for a Tick without a majority may form too early when there is one.
+    if "form" in given and (is_alone(seen) or contract.asked_alone):
         rule = "more of the last generation must have joined than are unheard"
         return "C6", "two-majorities", rule
     if seen.is_disputed:

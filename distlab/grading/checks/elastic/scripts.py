@@ -233,6 +233,7 @@ class MembershipContract(Model):
         self.deadline_s = math.inf
         self.is_late = False  # nothing came at the deadline
         self.has_asked = True  # for a Tick, as the judge sees it
+        self.asked_alone = False  # for the latest Tick, without a majority
         self.seen = Seen({}, [], False, False, math.inf, False)
         self.has_decided = False  # whether to form or to stop, at the last event
         self.since_s = 0.0  # when a Form became possible, or impossible

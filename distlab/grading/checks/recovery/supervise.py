@@ -323,9 +323,18 @@ def _diagnosis(seen: _Fault) -> tuple[str, str]:
     if part == "finish" and due.finish and is_of_failures and "finish" in kinds:
         code = next(a[1] for a in seen.actions if a[0] == "finish")
         ends = [row.request[2] for row in seen.rows if row.request[0] == "ended"]
-        if code in {c if c >= 0 else 128 - c for c in ends[1:]} - {due.finish, 0}:
+        codes = [code if code >= 0 else 128 - code for code in ends]
+        if code in _only_after(due.finish, codes) - {0}:
             return "code-of-the-last", "the first failure is the cause"
     return "", ""
+
+
+def _only_after(code: int, codes: Sequence[int]) -> set[int]:
+    """The codes that come only after the last one that is `code`."""
+    if code not in codes:
+        return set()
+    place = len(codes) - codes[::-1].index(code)
+    return {*codes[place:]} - {*codes[:place]}
 
 
 def _of_replacing(seen: _Fault) -> tuple[str, str]:
