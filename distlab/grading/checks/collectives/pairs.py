@@ -215,7 +215,7 @@ def neighbors_number(runs: Runs) -> str | None:
             Suspect(
                 slug="wrong-source",
                 values=[sent[(rank + 1) % n] for rank in range(n)],
-                sentence="each rank's incoming holds the right neighbor's number, "
+                sentence="`incoming` holds the right neighbor's number on each rank, "
                 "expected the left neighbor's",
                 rule="send to rank + 1, receive from rank - 1",
             ),
@@ -233,7 +233,7 @@ def neighbors_number(runs: Runs) -> str | None:
             Suspect(
                 slug="",
                 values=sent,
-                sentence="each rank's incoming holds its own number, expected the left "
+                sentence="`incoming` holds each rank's own number, expected the left "
                 "neighbor's",
                 rule="the number must come from the left neighbor, in a message",
             ),

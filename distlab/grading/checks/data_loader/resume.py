@@ -109,7 +109,7 @@ def _named(
     if stop and rest == whole:
         return (
             "resume-restarts-epoch",
-            f"the new loader restarts the epoch, expected step {stop} next",
+            "the new loader starts the same epoch again, expected it to go on",
             "save the position in the state, and set it in load_state_dict",
         )
     if stop and rest == whole[stop - 1 :]:
@@ -193,7 +193,7 @@ def state_is_a_snapshot(runs: Runs) -> str | None:
         elif not error:
             raise NotYetError(
                 f"load_state_dict accepted the state of a loader with another {name}, "
-                "expected a ValueError: the position means other samples",
+                "expected a ValueError: the same position is another sample there",
                 slug="foreign-state-accepted",
                 rule="compare what the order depends on, and raise ValueError",
             )

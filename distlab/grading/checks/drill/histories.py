@@ -340,9 +340,9 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
     ),
     "C2": (
         ("a rank is killed", _K, 2, ()),
-        ("a rank is killed and the agent sees it last", _K, 2, (seen_late,)),
+        ("a rank is killed and the agent notices it after others", _K, 2, (seen_late,)),
         (
-            "one rank is killed and the agent sees it last",
+            "one rank is killed and the agent notices it after others",
             "killed_rank_0",
             0,
             (seen_late,),
@@ -350,7 +350,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a data worker is killed", _W, 3, ()),
         ("a rank ends by SIGSEGV", _K, 2, (ended_by("SIGSEGV"),)),
         (
-            "a rank ends by SIGBUS and the agent sees it last",
+            "a rank ends by SIGBUS and the agent notices it after others",
             _K,
             2,
             (seen_late, ended_by("SIGBUS")),

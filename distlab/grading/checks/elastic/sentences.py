@@ -276,11 +276,11 @@ class Difference:
         best = sources[0]
         if seen.members and source not in seen.members:
             return (
-                f"made new member {source} the source, expected "
-                f"{' or '.join(sources)} of the last generation"
+                f"lets new member {source} send the state, expected "
+                f"{' or '.join(sources)}, which was in the last generation"
             )
         return (
-            f"made {source} (at step {steps.get(source, '?')}) the source, expected "
+            f"lets {source} send the state of step {steps.get(source, '?')}, expected "
             f"{' or '.join(sources)}, which has the newest step, {steps[best]}"
         )
 

@@ -133,7 +133,7 @@ def expected(seed: int, n: int, mistake: str = "") -> list[list[list[Tensor]]]:
 MISTAKES = (
     Mistake(
         "not-orthonormal",
-        "P Qᵀ has a P whose columns are not orthonormal, expected orthonormal ones",
+        "the columns of P are not orthonormal, expected orthonormal columns",
         "torch.linalg.qr(P).Q, after the all_reduce",
     ),
     Mistake(

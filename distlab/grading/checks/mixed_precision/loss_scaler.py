@@ -230,7 +230,7 @@ def all_or_none_step(runs: Runs) -> str | None:
             )
             told = [f"{one[0]} and {one[1]} times" for one in (own, right)]
             raise NotYetError(
-                f"{TWO_WHEN[number]}, they stepped {told[0]} on rank {rank}, "
+                f"{TWO_WHEN[number]}, the optimizers stepped {told[0]} on rank {rank}, "
                 f"expected {told[1]}",
                 slug="per-scaler-state",
                 rule="an optimizer is skipped for its own gradients only",

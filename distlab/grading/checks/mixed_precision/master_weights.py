@@ -216,8 +216,8 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
                 )
             if own is None and found is not None and found.any():
                 raise NotYetError(
-                    f"in step {step + 1}, parameter {name} has no gradient, but its "
-                    f"master's is {brief(found, 3)}, expected None or zeros",
+                    f"in step {step + 1}, parameter `{name}` has no gradient, but its "
+                    f"master has {brief(found, 3)}, expected None or zeros",
                     rule="set the gradient of such a master to None or zeros: the "
                     "optimizer would apply the old gradient again",
                 )

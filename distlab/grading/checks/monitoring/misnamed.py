@@ -101,7 +101,7 @@ SLOW = (
     ),
     Mistake(
         "",
-        "half of the steps were enough for it",
+        "exactly half of the steps is not most of them",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: _often(steps, lambda s: _late(_own(s), _middle), or_half=True),
     ),
@@ -194,7 +194,7 @@ UNLIKE = (
     ),
     Mistake(
         "no-majority",
-        "it took the most frequent checksum for the right one",
+        "no checksum has a majority",
         "without a majority nothing tells which replica is right: name all ranks",
         lambda steps: _unlike(steps[0], _commonest(steps[0])),
     ),

@@ -164,7 +164,7 @@ def _wrong_time(
     late_slug = "gone-still-counted" if blocks else ""
     bound, ahead = model.bound, "level with the slowest"
     if number > present:
-        ahead = f"{times(int(number - present), 'push')} ahead of the slowest"
+        ahead = f"ahead of the slowest by {times(int(number - present), 'push')}"
     return NotYetError(
         f"{setting}with{'out a' * (bound is None)} staleness bound"
         f"{f' {bound}' * (bound is not None)},{gone} worker {one.row.peer}, {ahead}, "

@@ -146,11 +146,11 @@ def _ratio(rows: list[Row]) -> str:
 
 def _gap(call: Call, name: str, more: float) -> str:
     """In words, if a number is off by the size of one tensor, or by one cost."""
-    much = "too much" if more > 0 else "missing"
+    much = "it adds" if more > 0 else "it leaves out"
     for part, size in _parts(call, name):
         if math.isclose(size, abs(more), rel_tol=1e-9):
             shown = _number(float(size)) if size >= 1e4 else said(size)
-            return f": {part} = {shown} is {much}"
+            return f": {much} {part} = {shown}"
     return ""
 
 

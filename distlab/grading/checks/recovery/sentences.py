@@ -96,7 +96,7 @@ def used(
     """How many restarts count, with the limit."""
     script = contract.script
     are = "is" if num_old == 1 else "are"
-    older = f" ({num_old} {are} older)" * bool(num_old)
+    older = f" ({num_old} {are} longer ago)" * bool(num_old)
     older = older or " (some at once)" * together
     return (
         f", with {num_recent} of {script.max_restarts} restarts used in the last "

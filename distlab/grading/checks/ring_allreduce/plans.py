@@ -222,7 +222,7 @@ def _expect_sums(setting: Setting, played: Played) -> None:
             sends = max(len(link.sent) for link in played.links)
             half = sends <= (setting.n - 1) * setting.num_segments
             raise NotYetError(
-                f"{setting.situation}, after all plans segment {number} of rank {rank} "
+                f"{setting.situation}, at the end segment {number} on rank {rank} "
                 + what_is_off(list(counts)),
                 slug="second-half-missing" if few and owned and half else "",
                 evidence=[(r, "holds", _words(own)) for r, own in enumerate(held[:8])],

@@ -194,9 +194,8 @@ def _expect_range(
         )
     else:
         message = (
-            f"for elements {start} to {stop - 1} of {name}, rank {rank} "
-            "saves the state "
-            "of other elements, expected theirs"
+            f"rank {rank} saves the state of other elements under elements {start} to "
+            f"{stop - 1} of `{name}`"
         )
     raise NotYetError(
         message,

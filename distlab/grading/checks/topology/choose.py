@@ -158,7 +158,7 @@ def _mistake(kinds: Sequence[NodesModel], rows: list[list[str]]) -> tuple[str, s
     if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
-            ", as if each rank had the full uplink",
+            ": the ranks of a node share its uplink",
         )
     return "", ""
 
