@@ -93,6 +93,7 @@ def _flaws(
     sends: dict[Any, Any] = {}
     all_sends: dict[Any, _Send] = {}
     expected: set[Any] = set()
+    chunks = 1 + max(entry[2] for entry in schedule)
     for entry in schedule:
         action, stage = unit.Action(*entry), entry[2] * n + rank
         key, after = (entry[2], entry[1]), f"after {in_words(entry)},"
@@ -107,24 +108,24 @@ def _flaws(
         unit.free(action, kept, sends)
         for other, send in all_sends.items():
             if other not in sends and not send.waited:
-                does = f"free removes the send of {_sent(other)} without wait()"
+                does = f"free removes the send of {_sent(other, chunks)} without wait()"
                 yield "dropped", f"{after} {does}, expected it to wait first"
         for other, send in all_sends.items():
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
-                does = f"free waits for the send of {_sent(other)}"
-                yield "waited", f"{after} {does}, which may not have arrived yet"
+                does = f"free waits for the send of {_sent(other, chunks)}"
+                yield "waited", f"{after} {does}, expected it to leave that one alone"
         if action.kind == "B" and forward in sends:
-            what = f"the send of {_sent(forward)} is still in sends"
+            what = f"the send of {_sent(forward, chunks)} is still in sends"
             yield "kept", f"{after} {what}, expected free to remove it"
         if action.kind == "B" and key in kept:
             what = "its microbatch still has an entry in kept"
             yield "kept", f"{after} {what}, expected free to remove it"
 
 
-def _sent(action: Any) -> str:
+def _sent(action: Any, chunks: int) -> str:
     """What an action has sent, in words."""
-    where = f" (chunk {action.chunk})" if action.chunk else ""
+    where = f" (chunk {action.chunk})" if chunks > 1 else ""
     what = "output" if action.kind == "F" else "gradient"
     return f"microbatch {action.microbatch}'s {what}{where}"
 

@@ -180,12 +180,12 @@ def _sharded(unit: ModuleType, comm: Comm, model: nn.Module) -> Any:
 
 
 def only_forward(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """Two forwards without gradients, with other weights in between."""
+    """Two forwards without gradients, as in evaluation; other weights in between."""
     comm, inside, told = context.comm, list[int](), Told()
     unsharded: list[list[int]] = []
     inputs = make_inputs(seed, 0, comm.rank)
     with LiveBytes() as memory, torch.no_grad():
-        model = make_layers(seed)
+        model = make_layers(seed).eval()
         watched_comm = watched(comm)
         zero = _sharded(unit, watched_comm, model)
         fully_sharded = watching(unit.FullySharded, memory, told, watched_comm)
