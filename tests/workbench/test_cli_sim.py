@@ -103,7 +103,7 @@ def test_a_run_that_gets_stuck_or_fails_is_explained(
     file: Path, capsys: Capture
 ) -> None:
     assert sim(f"{file}:everybody_waits", world_size=3) == 1
-    assert re.search(r"DEADLOCK +0→1→2→0\b", capsys.readouterr().out)
+    assert re.search(r"DEADLOCK +ranks 0→1→2→0\b", capsys.readouterr().out)
     assert sim(f"{file}:breaks", world_size=2, as_json=True) == 1
     assert "on purpose" in json.loads(capsys.readouterr().out)["explanation"]
 

@@ -247,6 +247,7 @@ def test_command_gives_the_json_of_the_figures(
     assert set(report) == {"mutants", "accepts", "not_played", "not_judged"}
     assert report["not_played"] == 0
     assert mutant.pop("seconds") > 0
+    assert "rank 1" in mutant.pop("message")
     assert mutant == {
         "id": "CO01",
         "task": "collectives.exchange",
