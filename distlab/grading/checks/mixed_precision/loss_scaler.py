@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.mixed_precision.loss_scaler_runs import (
+    BEHIND,
     HUGE,
     HUGE_AT,
     KINDS,
@@ -66,6 +67,7 @@ def unscaled_once(runs: Runs) -> str | None:
     for rank, told in enumerate(run.values):
         _expect_each_unscaled(told[-1]["two"]["grads"][0], rank)
         _expect_in_float16(told[-1]["narrow"], rank)
+        _expect_behind_an_inf(told[-1]["behind"], rank)
     return None
 
 
@@ -145,6 +147,17 @@ def _expect_in_float16(found: Tensor, rank: int) -> None:
             f"gives {float(found[0]):g} on rank {rank}, expected {gradient / scale:g}",
             rule="a float16 tensor holds no number above 65504: divide by a Python "
             "float",
+        )
+
+
+def _expect_behind_an_inf(found: float, rank: int) -> None:
+    gradient, scale = BEHIND
+    if found != gradient / scale:
+        raise NotYetError(
+            f"with scale {scale:g} and an inf in the gradient before, unscale_ leaves "
+            f"a gradient of {gradient:g} at {found:.3g} on rank {rank}, expected "
+            f"{gradient / scale:g}",
+            rule="look at every gradient, and divide every one",
         )
 
 

@@ -117,6 +117,7 @@ def scaled_steps(
     record[-1]["two"] = _two_optimizers(unit, comm)
     record[-1]["sooner"] = _sooner(unit, comm)
     record[-1]["narrow"] = _narrow(unit, comm)
+    record[-1]["behind"] = _behind_an_inf(unit, comm)
     return record
 
 
@@ -208,6 +209,19 @@ def _narrow(unit: ModuleType, comm: Any) -> Tensor:
     parameter.grad = torch.full_like(parameter, NARROW[0])
     scaler.unscale_(CountedSGD([parameter]))
     return parameter.grad.float().cpu()
+
+
+BEHIND = 24.0, 8.0  # a gradient, and the scale
+
+
+def _behind_an_inf(unit: ModuleType, comm: Any) -> float:
+    """A gradient after unscale_, where the parameter before has an inf."""
+    scaler = unit.LossScaler(comm, init_scale=BEHIND[1])
+    parameters = [nn.Parameter(torch.ones(1, device=comm.device)) for _ in range(2)]
+    for parameter, gradient in zip(parameters, (torch.inf, BEHIND[0]), strict=True):
+        parameter.grad = torch.full_like(parameter, gradient)
+    scaler.unscale_(CountedSGD(parameters))
+    return float(parameters[1].grad)  # type: ignore[arg-type]
 
 
 def _hand_out(gradient: Tensor | None, masters: list[nn.Parameter]) -> None:
