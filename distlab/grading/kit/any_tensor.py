@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.grading.kit.messages import reports_made
+from distlab.grading.kit.messages import finished_in_parts
 from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run
@@ -73,14 +73,9 @@ def finished_with_each(
     Raises:
         NotYetError: it did not finish; with the tensor at which it ended.
     """
-    try:
-        return runs.finished(scenario)
-    except NotYetError as failure:
-        number = reports_made(failure.run) if failure.run else 0
-        if not number:
-            raise
-        situation = _with_tensor(DTYPES[number - 1], shapes[number - 1])
-        raise failure.but(situation=situation) from failure
+    return finished_in_parts(
+        runs, scenario, lambda part: _with_tensor(DTYPES[part], shapes[part])
+    )
 
 
 def _with_tensor(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distlab.grading.mismatches import printed
+from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import Evidence, describe, place_of
@@ -77,6 +79,24 @@ def reports_made(run: Run) -> int:
         return len(first.marks)
     under_way = [r for r in run.ranks if r.status != "finished"]
     return min((len(record.marks) for record in under_way), default=0)
+
+
+def finished_in_parts(
+    runs: Runs, scenario: Scenario, situation: Callable[[int], str], **values: Any
+) -> Run:
+    """The finished run of a scenario that reports as each of its parts begins.
+
+    Raises:
+        NotYetError: it did not finish; with the `situation` of the part, from 0 on, in
+            which it ended, if one had begun.
+    """
+    try:
+        return runs.finished(scenario, **values)
+    except NotYetError as failure:
+        begun = reports_made(failure.run) if failure.run else 0
+        if not begun:
+            raise
+        raise failure.but(situation=situation(begun - 1)) from failure
 
 
 def received(record: RankRecord) -> bool:

@@ -22,7 +22,7 @@ from distlab.grading.checks.topology.nodes import (
 )
 from distlab.grading.clause import clause, judged_after
 from distlab.grading.kit.lent import expect_own_memory
-from distlab.grading.kit.messages import expect_sent, reports_made
+from distlab.grading.kit.messages import expect_sent, finished_in_parts
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -96,16 +96,12 @@ def _many(runs: Runs, n: int) -> list[dict[str, Any]]:
 
 def _finished(runs: Runs) -> Run:
     """The run; if it failed, with the function and the tensor with which it did."""
-    try:
-        return runs.finished(double_all)
-    except NotYetError as failure:
-        begun = reports_made(failure.run) if failure.run else 0
-        if not begun:
-            raise
-        count = COUNTS[(begun - 1) % len(COUNTS)]
-        of = f" of {told_of(count)}" * (count != COUNTS[0])
-        name = NAMES[(begun - 1) // len(COUNTS)]
-        raise failure.but(situation=f"in {name}{of}") from failure
+
+    def situation(part: int) -> str:
+        name, count = NAMES[part // len(COUNTS)], COUNTS[part % len(COUNTS)]
+        return f"in {name}" + f" of {told_of(count)}" * (count != COUNTS[0])
+
+    return finished_in_parts(runs, double_all, situation)
 
 
 # ── values ──────────────────────────────────────────────────────────────────────────

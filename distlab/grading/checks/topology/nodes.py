@@ -17,7 +17,7 @@ from torch import Tensor
 from distlab.comm import Call, Comm, Wrapper
 from distlab.grading.clause import clause
 from distlab.grading.kit.lent import Lent, expect_own_memory, lend
-from distlab.grading.kit.messages import expect_messages, numbers, reports_made
+from distlab.grading.kit.messages import expect_messages, finished_in_parts, numbers
 from distlab.grading.kit.values import (
     Suspect,
     all_close,
@@ -249,15 +249,12 @@ def _only_own_chunks(nodes: Nodes, before: list[Tensor], after: list[Tensor]) ->
 
 def _finished(runs: Runs, of_one_size: bool) -> Run:
     """The run; if it failed, with the nodes on which it did."""
-    try:
-        return runs.finished(over_nodes, of_one_size=of_one_size)
-    except NotYetError as failure:
-        begun = reports_made(failure.run) if failure.run else 0
-        if not begun:
-            raise
-        nodes, count = settings(runs.world_size, of_one_size)[begun - 1]
-        situation = f"with {told_of(count)} " * (count != COUNT) + on_nodes(nodes)
-        raise failure.but(situation=situation) from failure
+
+    def situation(part: int) -> str:
+        nodes, count = settings(runs.world_size, of_one_size)[part]
+        return f"with {told_of(count)} " * (count != COUNT) + on_nodes(nodes)
+
+    return finished_in_parts(runs, over_nodes, situation, of_one_size=of_one_size)
 
 
 def _judge(of_one_size: bool, runs: Runs) -> None:
