@@ -35,7 +35,7 @@ test-slow: .venv/.ready  ## run the slow tests: whole runs, and a real torchrun
 
 MINUTES ?= 5
 test-touched: .venv/.ready  ## grade wrong solutions for changed units, for MINUTES=5
-	@$(PY) -m distlab mutants --touched --minutes $(MINUTES)
+	@$(PY) -m distlab mutants --touched --minutes $(MINUTES) --second-try
 
 test-failed: .venv/.ready  ## run the tests that failed last time again, one by one
 	@$(PY) -m pytest --last-failed --last-failed-no-failures none

@@ -84,6 +84,14 @@ def mutants(
             min=0.1, help="Stop starting new entries after this many minutes."
         ),
     ] = math.inf,
+    second_try: Annotated[
+        bool,
+        typer.Option(
+            "--second-try",
+            help="Grade an entry once more if it wasn't judged as expected, and "
+            "list it.",
+        ),
+    ] = False,
     sample: Annotated[
         int,
         typer.Option(
@@ -120,6 +128,7 @@ def mutants(
         touched=touched,
         stamp=stamp,
         minutes=minutes,
+        second_try=second_try,
         sample=sample,
         seed=seed,
     )

@@ -31,6 +31,7 @@ def mutants(
     touched: bool = False,
     stamp: bool = False,
     minutes: float = math.inf,
+    second_try: bool = False,
     sample: int = 0,
     seed: int | None = None,
 ) -> int:
@@ -40,9 +41,11 @@ def mutants(
     have a recorded reason why it may survive. With `touched`, grade every entry of the
     units that have changed since `stamp` recorded them as right, and one entry of each
     other unit. After `minutes`, we start no more entries; with this limit, we mix the
-    tasks' entries. With `sample`, grade at most this many entries for each clause, and
-    as many right ones for each task. `seed` draws other numbers than usual: no verdict
-    may depend on them.
+    tasks' entries. With `second_try`, an entry that isn't judged as it expects is graded
+    once more, and the second verdict counts: real processes have time limits, which a
+    busy machine can exceed. With `sample`, grade at most this many entries for each
+    clause, and as many right ones for each task. `seed` draws other numbers than usual:
+    no verdict may depend on them.
 
     The catalogue states the verdicts of real ranks, so with DISTLAB_RANKS=simulated we
     compare simulated ranks with them. We leave out tasks that these can't judge.
@@ -73,6 +76,10 @@ def mutants(
         tell_entry = None if as_json else _tell_about
         own_seed = SEED if seed is None else seed
         results = judge(curriculum, cluster, in_time, tell_entry, own_seed)
+        doubtful = [r.entry for r in results if second_try and not r.is_right]
+        again = judge(curriculum, cluster, doubtful, tell_entry, own_seed)
+        second = {result.entry.id: result for result in again}
+        results = [second.get(result.entry.id, result) for result in results]
         if generated:
             tell = None if as_json else _tell_about_slip
             outcomes = judge_generated(curriculum, cluster, mutations, reasons, tell)
@@ -82,6 +89,7 @@ def mutants(
         show_json({**report, "not_played": left, "not_judged": not_here})
     else:
         show(_summary(curriculum, results, outcomes))
+        show([("plain", f"second try: {entry.id} {entry.task}") for entry in doubtful])
         if left:
             over = f"{minutes:g} minutes are over"
             show([("fail", f"{left} entries not graded: {over}")])

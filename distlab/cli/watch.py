@@ -5,6 +5,7 @@ The ranks' zygote stays warm between saves, so a verdict costs a few forks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,8 +93,8 @@ class _Session:
         self._passed_here: set[str] = set()
         self._hinted: set[str] = set()  # tasks whose last hint has been said
         self._skip_asked = False
-        self._under_judgement: dict[Path, int] = {}
-        self._judged: dict[Path, int] = {}  # when each file was saved, at the last look
+        self._under_judgement: dict[Path, tuple[int, int, int]] = {}
+        self._judged: dict[Path, tuple[int, int, int]] = {}  # as of the last look
         self._code: dict[str, str] = {}  # the digest of each task's code, as of then
         self._next_key, self._key = next_key, ""
         self.exit_code = 0
@@ -174,7 +175,7 @@ class _Session:
 
         `asked` is for the current task, whatever was saved.
         """
-        self._under_judgement = self._save_times()
+        self._under_judgement = self._states()
         self._skip_asked = False
         try:
             self.judge(asked=asked)
@@ -186,11 +187,20 @@ class _Session:
 
     def _is_unwanted(self) -> bool:
         self._key = self._key or self._next_key()
-        return self._key == "q" or self._save_times() != self._under_judgement
+        return self._key == "q" or self._states() != self._under_judgement
 
-    def _save_times(self) -> dict[Path, int]:
-        found = [file for file in self._files if file.exists()]
-        return {file: file.stat().st_mtime_ns for file in found}
+    def _states(self) -> dict[Path, tuple[int, int, int]]:
+        """Return what tells one save of each file from the next.
+
+        The time alone doesn't: a file that is emptied and then written can have the
+        same one twice, because the kernel's clock for files ticks every few ms.
+        """
+        states = {}
+        for file in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                state = file.stat()
+                states[file] = (state.st_mtime_ns, state.st_size, state.st_ino)
+        return states
 
     def judge(self, *, asked: bool) -> None:
         """Judge the task that was saved, after what passed before and has changed."""
@@ -260,7 +270,7 @@ class _Session:
     def _tell_of_other_files(self, passed_again: Sequence[TaskVerdict]) -> None:
         """Say what a save means that doesn't concern the current task."""
         time.sleep(_HALF_WRITTEN_S)
-        if self._save_times() != self._under_judgement:
+        if self._states() != self._under_judgement:
             raise RunCancelledError
         for verdict in passed_again:
             if self._as_json:
@@ -344,7 +354,7 @@ class _Session:
     def _tell(self, verdict: TaskVerdict) -> None:
         if verdict.status == "fail" and not verdict.ran:
             time.sleep(_HALF_WRITTEN_S)
-        if self._save_times() != self._under_judgement:
+        if self._states() != self._under_judgement:
             raise RunCancelledError
         entries = self._progress.read().get("tasks", {})
         lost = verdict.status == "fail" and _passed_last(entries.get(verdict.id, {}))

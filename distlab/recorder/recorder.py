@@ -39,7 +39,7 @@ _ENDING_S = 5.0
 _TOGETHER_S = 1.0
 _SHARING_S = 10.0
 _PATIENCE_S = 20.0  # with a judge that may be gone
-_LAST_WORD_S = 1.5
+_LAST_LOOK_S, _LAST_WORD_S = 5.0, 1.5
 _FAILED = {"state": "failed", "retired": False}  # in the flight recorder's terms
 Judge = Callable[[Any, int], Callable[[], object]]
 """From the job's store and number of ranks to a function that looks at the posts."""
@@ -70,7 +70,9 @@ class Recorder:
         self._look_at_all: Callable[[], object] | None = None
         self.error = ""
         self._journal, self._store = journal, None
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._is_due = threading.Event()  # the next look must not wait
+        self._has_posted = threading.Event()  # that the rank stands still
         self._thread: threading.Thread | None = None
         self._last: object = None  # the signature of the last look
         self._posted: object = None  # that of the last post of a rank that stood still
@@ -94,7 +96,11 @@ class Recorder:
         """Look until the process ends or its store is gone."""
         self._journal.exempt.add(threading.get_ident())
         with contextlib.suppress(Exception):  # the store's: then nobody reads us
-            while not self._is_over.wait(self._pause_s):
+            while True:
+                self._is_due.wait(self._pause_s)
+                self._is_due.clear()
+                if self._is_over:
+                    return
                 if self._store is None and self._journal.has_begun:
                     self._store = _connected()
                 if self._store is not None and self._journal.active:
@@ -154,7 +160,15 @@ class Recorder:
         act = self._journal.raised_in(error) if isinstance(error, Exception) else None
         if act is not None:
             act.failed, act.done = True, False
-            self._stay_in(act, _LAST_WORD_S)
+            seats = self._journal.sit_down(act)
+            # We may have looked rarely by now, and a busy machine delays a look.
+            self._has_posted.clear()
+            self._pause_s = LOOK_S
+            self._is_due.set()
+            if self._thread is not None and self._thread.is_alive():
+                self._has_posted.wait(_LAST_LOOK_S)
+            self._verdict.wait(_LAST_WORD_S)
+            seats.remove(act)
 
     def finish(self) -> None:
         """Post that this rank ends: called at the exit of the interpreter.
@@ -162,7 +176,8 @@ class Recorder:
         We wait for our thread, because Python kills daemon threads in a way that C++
         code can't stand: https://docs.python.org/3/library/threading.html
         """
-        self._is_over.set()
+        self._is_over = True
+        self._is_due.set()
         if self._thread is not None:
             self._thread.join(_ENDING_S)
         if not self._journal.active:
@@ -190,6 +205,7 @@ class Recorder:
             if self._posted != signature:
                 self._posted = signature
                 self._post("still", threads)
+                self._has_posted.set()
             self._hear()
         elif (
             self._posted is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,6 +235,43 @@ def test_command_names_survivors_and_wrong_names(
     out = capsys.readouterr().out
     for word in ("SURVIVED", "MISNAMED", "REJECTED", "expected: C1 [unmatched-recv]"):
         assert word in out
+
+
+def test_command_tries_again_what_was_judged_otherwise(
+    run_on: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_on(BY_ID["CO01"], BY_ID["A01"])
+    played: list[str] = []
+
+    def judged(
+        curriculum: object, cluster: object, entries: Iterable[Entry], *_: object
+    ) -> list[EntryResult]:
+        """Once more than before, CO01 is named as expected."""
+        results = []
+        for entry in entries:
+            slug = "" if not played and entry.is_mutant else entry.slug
+            status = "fail" if entry.is_mutant else "pass"
+            result = EntryResult(
+                entry=entry,
+                status=status,
+                clause=entry.clause,
+                slug=slug,
+                message="",
+                seconds=0.1,
+            )
+            results.append(result)
+            played.append(entry.id)
+        return results
+
+    monkeypatch.setattr("distlab.grading.mutants.judge", judged)
+    assert command.mutants(second_try=True) == 0
+    assert played == ["CO01", "A01", "CO01"]
+    (said,) = re.findall("^second try: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert said == "CO01 collectives.exchange"  # .ci/run reads this line
+    played.clear()
+    assert command.mutants() == 1
 
 
 def test_command_gives_the_json_of_the_figures(
