@@ -41,9 +41,9 @@ def mutants(
     have a recorded reason why it may survive. With `touched`, grade every entry of the
     units that have changed since `stamp` recorded them as right, and one entry of each
     other unit. After `minutes`, we start no more entries; with this limit, we mix the
-    tasks' entries. With `second_try`, an entry that isn't judged as it expects is graded
-    once more, and the second verdict counts: real processes have time limits, which a
-    busy machine can exceed. With `sample`, grade at most this many entries for each
+    tasks' entries. With `second_try`, an entry that isn't judged as it expects is
+    graded once more, and the second verdict counts: real processes have time limits,
+    which a busy machine can exceed. With `sample`, grade at most this many entries for each
     clause, and as many right ones for each task. `seed` draws other numbers than usual:
     no verdict may depend on them.
 
