@@ -43,9 +43,9 @@ def mutants(
     other unit. After `minutes`, we start no more entries; with this limit, we mix the
     tasks' entries. With `second_try`, an entry that isn't judged as it expects is
     graded once more, and the second verdict counts: real processes have time limits,
-    which a busy machine can exceed. With `sample`, grade at most this many entries for each
-    clause, and as many right ones for each task. `seed` draws other numbers than usual:
-    no verdict may depend on them.
+    which a busy machine can exceed. With `sample`, grade at most this many entries for
+    each clause, and as many right ones for each task. `seed` draws other numbers than
+    usual: no verdict may depend on them.
 
     The catalogue states the verdicts of real ranks, so with DISTLAB_RANKS=simulated we
     compare simulated ranks with them. We leave out tasks that these can't judge.
