@@ -36,10 +36,10 @@ class Refusals:
                 f"rank {self._rank} {verb} {_kind(peer)}: a rank is a whole number"
             )
         if not 0 <= peer < self._world_size:
-            count = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
+            last = self._world_size - 1
+            there = f"are only ranks 0 to {last}" if last else "is only rank 0"
             raise CommRefusedError(
-                f"rank {self._rank} {verb} rank {peer}, "
-                f"but there is only rank 0 … {self._world_size - 1} ({count})",
+                f"rank {self._rank} {verb} rank {peer}, but there {there}",
                 "no such rank",
             )
 

@@ -13,7 +13,7 @@ from distlab.grading.mismatches import (
 )
 from distlab.grading.verdict import NotYetError
 from distlab.runner import ErrorRecord, RankRecord, Run
-from distlab.runner.autopsy import SENDS, describe, explain
+from distlab.runner.autopsy import SENDS, explain, in_words
 from distlab.runner.pairs import pairs
 from distlab.runner.record import LINE_LOST
 from distlab.runner.signals import exit_code_in, signal_in
@@ -98,7 +98,7 @@ def only_messages(run: Run) -> None:
     for record in run.ranks:
         for call in record.calls():
             if call["op"] in COLLECTIVES:
-                message = f"rank {record.rank} calls {describe(call)}, which comm lacks"
+                message = f"rank {record.rank} calls {in_words(call)}, which comm lacks"
                 raise not_yet(run, "collective-not-here", message)
 
 
@@ -179,7 +179,7 @@ def _crossed(run: Run) -> str:
         peer = call["src"]
         if not 0 <= peer < run.world_size:  # it takes from any rank
             continue
-        waits = f"rank {record.rank} waits in {describe(call)}"
+        waits = f"rank {record.rank} waits in {in_words(call)}"
         sends = [c for c in run.ranks[peer].open_calls() if c["dst"] is not None]
         for_me = [c["tag"] for c in sends if c["dst"] == record.rank]
         stuck = run.ranks[peer].waiting

@@ -21,6 +21,7 @@ from distlab.runner.autopsy import (
     describe_tensor,
     evidence,
     explain,
+    in_words,
     place_of,
 )
 from distlab.runner.pairs import pairs
@@ -196,8 +197,11 @@ def never_waited(run: Run) -> NotYetError | None:
     ]
     if not lines:
         return None
+    first = next(record for record in run.ranks if record.open_calls())
+    call = first.open_calls()[0]
+    article = "an" if call["op"][0] in "aeiou" else "a"
     return NotYetError(
-        f"rank {lines[0].rank} started {lines[0].text.partition(' ')[2]} "
+        f"rank {first.rank} started {article} {in_words(call)} in call #{call['n']} "
         "and never waited for it",
         slug="never-waited",
         evidence=tuple({line.rank: line for line in reversed(lines)}.values())[::-1],

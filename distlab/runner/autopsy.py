@@ -71,17 +71,24 @@ def explain_deadlock(run: Run) -> str:
     waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
     ops = {r.waiting["op"] for r in waiting if r.waiting and r.rank in run.cycle}
     if run.cycle:
-        circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
+        who, for_whom, none = (
+            "ranks {} and {}".format(*run.cycle[:2]),
+            "other",
+            "neither",
+        )
+        if len(run.cycle) > 2:
+            circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
+            who, for_whom, none = f"ranks {circle}", "next", "none"
         if ops <= set(SENDS):
-            return f"ranks {circle} wait in send, each for the next; none is in recv"
+            return f"{who} wait in send, each for the {for_whom}; {none} is in recv"
         if ops <= set(RECEIVES):
-            return f"ranks {circle} wait in recv, each for the next; none is in send"
-        return f"ranks {circle} wait, each for the next"
+            return f"{who} wait in recv, each for the {for_whom}; {none} is in send"
+        return f"{who} wait, each for the {for_whom}"
     for record in waiting:
         for peer in run.waits_for.get(record.rank, ()):
             if _index(run, peer) and run.ranks[peer].status == "finished":
                 return (
-                    f"rank {record.rank} waits in {describe(record.waiting)}, "
+                    f"rank {record.rank} waits in {in_words(record.waiting)}, "
                     f"but rank {peer} has already finished"
                 )
     asking = [r for r in waiting if r.waiting and r.waiting.get("service")]
@@ -89,7 +96,7 @@ def explain_deadlock(run: Run) -> str:
         return "; ".join(map(_not_yet, asking[:_FEW])) + ", and no rank sends any more"
     first = waiting[0]
     return (
-        f"rank {first.rank} waits in {describe(first.waiting)}, which no rank answers"
+        f"rank {first.rank} waits in {in_words(first.waiting)}, which no rank answers"
     )
 
 
@@ -97,7 +104,7 @@ def _not_yet(record: RankRecord) -> str:
     call = record.waiting or {}
     at = place_of(call).rpartition(os.sep)[2]
     return (
-        f"rank {record.rank} waits in {describe(call)}{' at ' * bool(at)}{at}, which "
+        f"rank {record.rank} waits in {in_words(call)}{' at ' * bool(at)}{at}, which "
         'has answered "not yet"'
     )
 
@@ -155,13 +162,11 @@ def _left_waiting(run: Run, failed: Collection[int]) -> str:
     left = {rank: run.waits_for.get(rank, ()) for rank in waiting}
     for_it = [r for r, peers in left.items() if not peers or set(peers) & set(failed)]
     rest = [rank for rank in left if rank not in for_it]
+    if rest:  # the evidence has who waited for whom
+        were = "was" if len(left) == 1 else "were"
+        return f"; {_names(list(left))} {were} left waiting"
     it = "it" if len(failed) == 1 else "them"
-    words = f"; {_names(for_it)} waited for {it}" if for_it else ""
-    if rest:
-        peers = sorted({peer for rank in rest for peer in left[rank]})
-        whom = _names(peers) if len(peers) <= 2 else "others"
-        words += f"; {_names(rest)} waited for {whom}"
-    return words
+    return f"; {_names(for_it)} waited for {it}" if for_it else ""
 
 
 def explain_end(record: RankRecord) -> str:
@@ -223,6 +228,18 @@ def describe(call: Event | None) -> str:
     if call.get("tag"):
         text += f" (tag {call['tag']})"
     return text
+
+
+def in_words(call: Event | None) -> str:
+    """As `describe`, for a sentence: `send to rank 1`, `recv from any rank`."""
+    told = describe(call)
+    if call is None or call.get("service"):
+        return told
+    for arrow, preposition in ((" → ", " to rank "), (" ← ", " from rank ")):
+        told = told.replace(arrow, preposition)
+    return told.replace("rank any rank", "any rank").replace(
+        "rank ?", "an unknown rank"
+    )
 
 
 def describe_tensor(call: Event | None) -> str:

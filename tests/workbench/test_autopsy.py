@@ -81,7 +81,7 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
             waiting(1, "isend", dst=0),
             cycle=(0, 1),
         ),
-        ("0→1→0", "send", "recv"),
+        ("ranks 0 and 1", "send", "recv"),
     ),
     "deadlock of receives": (
         run(
@@ -90,11 +90,11 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
             waiting(1, "irecv", src=0),
             cycle=(0, 1),
         ),
-        ("0→1→0", "recv", "send"),
+        ("ranks 0 and 1", "recv", "send"),
     ),
     "deadlock of a barrier and a receive": (
         run("deadlock", waiting(0, "barrier"), waiting(1, "recv", src=0), cycle=(0, 1)),
-        ("0→1→0",),
+        ("ranks 0 and 1",),
     ),
     # a bystander does not blur what the circle is made of
     "deadlock with a bystander": (
@@ -105,11 +105,11 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
             waiting(2, "recv", src=0),
             cycle=(0, 1),
         ),
-        ("0→1→0", "send", "recv"),
+        ("ranks 0 and 1", "send", "recv"),
     ),
     "deadlock, its peer has finished": (
         run("deadlock", waiting(0, "recv", src=1), done(1), waits_for={0: (1,)}),
-        ("rank 0", "recv ← 1", "rank 1"),
+        ("rank 0", "recv", "rank 1"),
     ),
     "deadlock, one of the others has finished": (
         run(
@@ -123,7 +123,7 @@ ENDINGS: dict[str, tuple[Run, tuple[object, ...]]] = {
     ),
     "deadlock, any source": (
         run("deadlock", waiting(0, "recv", src=ANY), waits_for={0: ()}),
-        ("rank 0", "recv ← any rank"),
+        ("rank 0", "recv from any rank"),
     ),
     "timeout, one is busy": (
         run(

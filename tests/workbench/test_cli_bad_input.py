@@ -217,7 +217,7 @@ CASES = {
     "deadlock": Case(
         "if comm.rank < 2:\n    comm.recv(tensor, 1 - comm.rank)",
         "ring-of-recvs",
-        r"^ranks 0→1→0\b",
+        r"^ranks 0 and 1 wait\b",
         kind="DEADLOCK",
     ),
     "ring of sends": Case(

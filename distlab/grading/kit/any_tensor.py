@@ -139,14 +139,14 @@ def _flaw(rank: int, got: Tensor, right: Tensor) -> str:
         return f"has shape {shapes[0]} on rank {rank}, expected {shapes[1]}"
     pair = got.reshape(-1), right.reshape(-1)
     index = int((pair[0] != pair[1]).nonzero()[0])
-    numbers = [f"{one[index].item():.4g}" for one in pair]
+    numbers = [f"{one[index].item():.3g}" for one in pair]
     if numbers[0] == numbers[1]:
         numbers = [f"{one[index].item()}" for one in pair]
-    place = f" in element {index}" * (right.numel() > 1)
-    told = f"has {numbers[0]}{place} on rank {rank}, expected {numbers[1]}"
+    element = f"element {index} is " * (right.numel() > 1)
+    told = f"{element}{numbers[0]} on rank {rank}, expected {numbers[1]}"
     if right.dtype == torch.int64 and torch.equal(got.float(), right.float()):
-        return f"{told}: it lost its last digits"
-    return told
+        return f"is rounded: {told}"
+    return f"is wrong: {told}"
 
 
 def _numbers(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ from distlab.comm import COLLECTIVES
 from distlab.grading.runs import Runs, Scenario
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
-from distlab.runner.autopsy import describe, evidence
+from distlab.runner.autopsy import evidence, in_words
 
 TAKE_PART = "a rank with nothing to add adds zeros: every rank makes every call"
 
@@ -58,10 +58,10 @@ def left_early(
         if record.status != ended or not longer:
             continue
         count = made(record)
-        calls = "no call" if not count else f"only {count} call{'s' * (count > 1)}"
+        calls = f"stopped after {count} call{'s' * (count > 1)}"
         return NotYetError(
-            f"rank {rank} {why} and made {calls}; rank {longer[0].rank} waits for it "
-            f"in {describe(longer[0].waiting)}",
+            f"rank {rank} {why} and {calls if count else 'made no call'}, but rank "
+            f"{longer[0].rank} waits for it in {in_words(longer[0].waiting)}",
             slug="no-samples-no-call",
             evidence=evidence(run),
             rule=TAKE_PART,
@@ -90,8 +90,8 @@ def on_one_rank_only(run: Run) -> NotYetError | None:
         if alone and run.world_size > 1:
             line = alone[-1][1]
             return NotYetError(
-                f"line {line} ran on rank {record.rank} and on no other: it waits "
-                f"there in {describe(record.waiting)}",
+                f"only rank {record.rank} reached line {line}, where it waits for "
+                f"the others in {in_words(record.waiting)}",
                 slug="collective-mismatch",
                 evidence=evidence(run),
                 rule="every rank must call a function that has a collective inside",

@@ -143,7 +143,8 @@ def _fact(
             actual[first], expected[first], parts[first], tolerance
         ):
             return f"wrong {on}: rank {first} has only its own part in {some}"
-    return f"wrong {on}{_where(first, actual[first], expected[first], tolerance)}"
+    few, there = _where(first, actual[first], expected[first], tolerance)
+    return f"wrong {few}{on}{there}"
 
 
 def _own_in_some(
@@ -190,29 +191,32 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
     return f"{factor:.4g} × what is expected"
 
 
-def _where(rank: int, actual: object, expected: Tensor, tolerance: float) -> str:
-    """Say which elements are wrong, and what a rank has in the first of them."""
+def _where(
+    rank: int, actual: object, expected: Tensor, tolerance: float
+) -> tuple[str, str]:
+    """Say in how many elements it is wrong, if in few, and what the first one is."""
     if not isinstance(actual, Tensor) or actual.shape != expected.shape:
-        return ""
+        return "", ""
     got, wanted = actual.double().reshape(-1), expected.double().reshape(-1)
     errors = _errors(got, wanted)
     off = (errors > tolerance * _scale(expected)).nonzero().reshape(-1)
     if not len(off):
-        return ""
-    at, said = int(off[0]), ""
+        return "", ""
+    at, few = int(off[0]), ""
     if len(off) <= len(errors) // 2:
-        said = f", in {len(off)} of {len(errors)} elements"
-    place = f" in element {at}" * (len(errors) > 1)
-    return f"{said}: rank {rank} has {_told_apart(got[at], wanted[at], place)}"
+        few = f"in {len(off)} of {len(errors)} elements "
+    element = f"element {at} is " * (len(errors) > 1)
+    actual_text, expected_text = _told_apart(got[at], wanted[at])
+    return few, f": {element}{actual_text} on rank {rank}, expected {expected_text}"
 
 
-def _told_apart(got: Tensor, wanted: Tensor, place: str) -> str:
+def _told_apart(got: Tensor, wanted: Tensor) -> list[str]:
     """Two numbers, with as many digits as it takes to see that they differ."""
-    for digits in (4, 8, 16):
+    for digits in (3, 4, 8, 16):
         pair = [f"{float(number):.{digits}g}" for number in (got, wanted)]
         if pair[0] != pair[1]:
             break
-    return f"{pair[0]}{place}, expected {pair[1]}"
+    return pair
 
 
 def _put_there(

@@ -138,7 +138,7 @@ def _in_vain(run: Run, src: int, failure: NotYetError) -> NotYetError:
         why = "is the source" if dst == src else "already has the tensor"
         if dst == src or received(run.ranks[dst]):
             return failure.but(
-                message=f"rank {record.rank} waits in send → {dst}, but rank {dst} "
+                message=f"rank {record.rank} waits in send to rank {dst}, but it "
                 f"{why} and has finished"
             )
     return failure
@@ -158,7 +158,7 @@ def _only_from(
     if not all_close(values, same_everywhere(run.values[0]["before"], 3)):
         return failure
     return failure.but(
-        situation=f"with src = {src}, though not with src = 0",
+        situation=f"with src = {src} (src = 0 works)",
         slug="" if failure.slug == "send-to-self" else failure.slug,
         rule=task.rule_of_source,
     )
