@@ -154,7 +154,7 @@ def with_torch(
     total = torch.tensor([sum(len(x) for x, _ in microbatches)])
     dist.all_reduce(total)
     scale = dist.get_world_size() / int(total)
-    optimizer.zero_grad()
+    model.zero_grad()
     *first, last = microbatches
     with model.no_sync():
         for inputs, targets in first:

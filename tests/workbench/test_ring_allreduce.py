@@ -16,8 +16,9 @@ from distlab.cli.sim import sim
 from distlab.comm import Comm
 from distlab.curriculum.units import load
 from distlab.grading.checks.ring_allreduce.clock import (
+    RECEIVED,
     Played,
-    adds_without_irecv,
+    adds_without,
     misuses,
 )
 from distlab.grading.checks.ring_allreduce.watched import (
@@ -132,7 +133,7 @@ def test_a_plan_is_played_by_the_clock_of_the_guide(unit: ModuleType) -> None:
     played = Played(plans, 24, 1.0, 0.75)
     assert played.time_s == 32.0
     assert [played.idle_adds(rank) for rank in range(3)] == [(0, 0)] * 3
-    assert all(adds_without_irecv(plan) <= 1 for plan in plans)
+    assert all(adds_without(RECEIVED, plan) <= 1 for plan in plans)
     body = catalogue()["SP15"].body
     scope: dict[str, Any] = {"Op": unit.Op}
     lines = "".join(f"    {line}\n" for line in body.splitlines())
@@ -141,7 +142,7 @@ def test_a_plan_is_played_by_the_clock_of_the_guide(unit: ModuleType) -> None:
     played = Played(plans, 24, 1.0, 0.75)
     assert played.time_s == 44.0
     assert [played.idle_adds(rank) for rank in range(3)] == [(16, 16)] * 3
-    assert all(adds_without_irecv(plan) == 16 for plan in plans)
+    assert all(adds_without(RECEIVED, plan) == 16 for plan in plans)
 
 
 def test_the_drawing_of_the_guide_is_that_of_the_plan(unit: ModuleType) -> None:

@@ -17,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import leave_default_group
 from distlab.grading.checks.gradient_accumulation.clip import (
+    HAS_SOME,
     expect_norms,
+    expect_norms_of_some,
     expect_weights,
 )
 from distlab.grading.checks.gradient_accumulation.clipped_training import (
@@ -38,7 +40,7 @@ from distlab.grading.kit.returned import number_of
 from distlab.grading.kit.torch_group import PATIENCE_S, finished
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.grading.kit.zoo import with_old_gradients
-from distlab.grading.runs import Runs, on_ranks
+from distlab.grading.runs import Runs, RunSpec, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext
 from distlab.runner.autopsy import Evidence
@@ -47,8 +49,13 @@ WORLDS = (3, 2, 4, 5, 1)
 MICROBATCHES = len(LEVEL[0])  # of each rank
 
 
-def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str, Any]:
-    """The steps of task 2.3, in a process group of torch's."""
+def ported_steps(
+    context: RankContext, unit: ModuleType, seed: int, part: bool = False
+) -> dict[str, Any]:
+    """The steps of task 2.3, in a process group of torch's.
+
+    With `part`, the optimizer has only some of the model's parameters.
+    """
     like_torchrun(context, PATIENCE_S)
     keep_wrappers()
     dist.init_process_group("gloo")
@@ -64,7 +71,8 @@ def ported_steps(context: RankContext, unit: ModuleType, seed: int) -> dict[str,
         return work.get_future().then(lambda future: future.value()[0])
 
     model.register_comm_hook(None, hook)
-    optimizer = CountedSGD(model.parameters(), lr=LEARNING_RATE)
+    parameters = list(model.parameters())
+    optimizer = CountedSGD(parameters[:5] if part else parameters, lr=LEARNING_RATE)
     norms, stepped = [], []
     sizes = turned(LEVEL, seed)[context.rank]
     loss_fn = loss_for(context.rank, context.world_size, sizes)
@@ -134,10 +142,18 @@ def sent_once(runs: Runs) -> str | None:
     return f"{size} gradient elements, {max(sent):g} elements sent per step"
 
 
-@clause(
-    "gradient_accumulation.port", "C3", worlds=WORLDS, runs=[on_ranks(ported_steps)]
-)
+PART = on_ranks(ported_steps, part=True).when(HAS_SOME)
+
+
+def _plays(world_size: int) -> list[RunSpec]:
+    return [on_ranks(ported_steps), *[PART] * (world_size == WORLDS[0])]
+
+
+@clause("gradient_accumulation.port", "C3", worlds=WORLDS, runs=_plays)
 def norm_before_clipping(runs: Runs) -> str | None:
     """As in task 2.3."""
     expect_norms(finished(runs, ported_steps), runs.seed, "with_torch")
+    if runs.world_size == WORLDS[0]:
+        finished(runs, PART)
+        expect_norms_of_some(runs, PART)
     return None

@@ -67,15 +67,15 @@ def _where(entry: Entry) -> tuple[int | None, int | None]:
     return (segment, None) if buffer is None else (None, buffer)
 
 
-def adds_without_irecv(plan: list[Entry]) -> int:
-    """How many additions have no irecv in flight meanwhile."""
+def adds_without(kind_in_flight: str, plan: list[Entry]) -> int:
+    """How many additions have no irecv, or no isend, in flight meanwhile."""
     flying: set[tuple[int | None, int | None]] = set()
     count = 0
     for entry in plan:
         kind, here = entry[0], _where(entry)
         if kind == "add":
             count += not flying
-        elif kind == RECEIVED:
+        elif kind == kind_in_flight:
             flying.add(here)
         elif kind == "wait":
             flying.discard(here)

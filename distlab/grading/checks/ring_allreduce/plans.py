@@ -9,12 +9,13 @@ from types import ModuleType
 from typing import Any
 
 from distlab.grading.checks.ring_allreduce.clock import (
+    RECEIVED,
     SENT,
     Entry,
     Misuse,
     Plans,
     Played,
-    adds_without_irecv,
+    adds_without,
     misuses,
     named,
 )
@@ -288,7 +289,8 @@ def additions_overlap(runs: Runs) -> str | None:
     if played.time_s > MOST * alone_s:
         overlap = 1 - (played.time_s - alone_s) / adding_s
         idle_in, idle_out = played.idle_adds(0)
-        unready = adds_without_irecv(setting.plans[0])  # the last one has no next irecv
+        # The last addition has no next irecv.
+        unready = adds_without(RECEIVED, setting.plans[0])
         raise NotYetError(
             f"{setting.situation}, the plans take {played.time_s:.3g} s, expected at "
             f"most {MOST * alone_s:.3g} s: {share_in_words(overlap)} of the additions "
@@ -304,7 +306,23 @@ def additions_overlap(runs: Runs) -> str | None:
             ],
             rule=EARLY_IRECV if unready > 1 else EARLY_ISEND,
         )
+    for setting in settings.values():  # the clock has looked at one
+        _expect_isends(setting)
     return (
         f"{setting.words}: {played.time_s:.4g} s; the messages alone {alone_s:.4g}, "
         f"the additions {adding_s:.4g}"
     )
+
+
+def _expect_isends(setting: Setting) -> None:
+    for rank, plan in enumerate(setting.plans):
+        idle = adds_without(SENT, plan)
+        if idle:
+            adds = sum(kind == "add" for kind, _, _ in plan)
+            raise NotYetError(
+                f"{setting.call(rank)}, no isend is in flight during {idle} of "
+                f"{adds} additions, expected one during each",
+                slug="no-overlap" if idle == adds else "",
+                evidence=[(rank, "calls", ", ".join(map(named, plan[:_SHOWN])))],
+                rule=EARLY_ISEND,
+            )
