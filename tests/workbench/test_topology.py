@@ -31,7 +31,7 @@ NICS = {  # per node, and the oversubscription of the uplinks
     "one NIC per node": (1, 1.0),
     "NICs 4:1 oversubscribed": (8, 4.0),
     "one slow NIC": (1, 1.0),
-    "intra-node no faster": (1, 1.0),
+    "links inside a node no faster": (1, 1.0),
     "a NIC wider than its ranks' links": (4, 1.0),  # one for each rank: no more
 }
 

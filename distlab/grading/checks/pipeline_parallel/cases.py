@@ -374,7 +374,7 @@ def _in_words(error: NotYetError, cases: Cases) -> NotYetError:
     if error.slug in ("", "mismatched-buffers") and (untagged := _untagged(run)):
         error = error.but(
             slug="no-tag",
-            message=f"{untagged}: {error.message}",
+            message=f"{untagged}, so one can be taken for another: {error.message}",
             rule="the tag tells the messages between two ranks apart: "
             "comm.recv(x, *source) passes rank and tag",
         )
@@ -404,6 +404,6 @@ def _untagged(run: Run) -> str:
     for (rank, dst, tagged), count in links.items():
         if not tagged and count > max(1, len(run.ranks[rank].marks)):
             if not any(tagged for *_, tagged in links):
-                return "no message was sent with its tag"
+                return "the messages were sent without their tags"
             return f"{count} messages from rank {rank} to rank {dst} have no tag"
     return ""

@@ -108,19 +108,20 @@ def _flaws(
         unit.free(action, kept, sends)
         for other, send in all_sends.items():
             if other not in sends and not send.waited:
-                does = f"free removes the send of {_sent(other, chunks)} without wait()"
+                what = f"the send of {_sent(other, chunks)}"
+                does = f"`free` removes {what} without wait()"
                 yield "dropped", f"{after} {does}, expected it to wait first"
         for other, send in all_sends.items():
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
-                does = f"free waits for the send of {_sent(other, chunks)}"
-                yield "waited", f"{after} {does}, expected it to leave that one alone"
+                does = f"`free` waits for the send of {_sent(other, chunks)}"
+                yield "waited", f"{after} {does}, expected no wait for that send yet"
         if action.kind == "B" and forward in sends:
-            what = f"the send of {_sent(forward, chunks)} is still in sends"
-            yield "kept", f"{after} {what}, expected free to remove it"
+            what = f"the send of {_sent(forward, chunks)} is still in `sends`"
+            yield "kept", f"{after} {what}, expected `free` to remove it"
         if action.kind == "B" and key in kept:
-            what = "its microbatch still has an entry in kept"
-            yield "kept", f"{after} {what}, expected free to remove it"
+            what = "`kept` still has an entry for that microbatch"
+            yield "kept", f"{after} {what}, expected `free` to remove it"
 
 
 def _sent(action: Any, chunks: int) -> str:

@@ -196,7 +196,8 @@ def _situation(event: Fact, n: int, now_s: float) -> str:
         case ("begin",):
             return f"after Begin with {n} rank{'s' * (n > 1)}"
         case ("ended", rank, code):
-            return f"after rank {rank} of {n} ended with code {code}"
+            which = f"rank {rank} of {n}" if n > 1 else "the only rank"
+            return f"after {which} ended with code {code}"
         case ("interrupted", number):
             return f"after {signal_name(number)} with {n} rank{'s' * (n > 1)}"
     return f"after a Tick at {now_s:.3g} s"
@@ -219,10 +220,11 @@ def _actions(actions: list[Fact]) -> str:
     for action in actions:
         match action:
             case ("start", rank, generation):
-                phrase = f"Start in generation {generation} of"
+                phrase = f"Start of {{}} in generation {generation}"
                 phrases.setdefault(phrase, []).append(f"{rank}")
             case ("signal", rank, number):
-                phrases.setdefault(f"{signal_name(number)} to", []).append(f"{rank}")
+                phrase = f"{signal_name(number)} to {{}}"
+                phrases.setdefault(phrase, []).append(f"{rank}")
             case ("wake", at_s):
                 phrases[f"WakeAt {at_s:.4g} s"] = []
             case ("finish", code):
@@ -230,7 +232,9 @@ def _actions(actions: list[Fact]) -> str:
             case ("unknown", what):
                 phrases[what] = []
     texts = [
-        f"{phrase} rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else phrase
+        phrase.replace("{}", f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}")
+        if ranks
+        else phrase
         for phrase, ranks in phrases.items()
     ]
     return " and ".join(texts) or "no action"

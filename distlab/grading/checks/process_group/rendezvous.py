@@ -66,7 +66,7 @@ def play_scripts(
         try:
             return played_by_hand(lambda _: unit.Rendezvous(script[0]), steps(), CODEC)
         except Exception as error:
-            error.args = (f"{error}, in the messages {_numbered(sent)}",)
+            error.args = (f"{error}, given the messages {_listed(sent)}",)
             raise
 
     return first_by_clause(scripts(seed), play, faults, shorter)
@@ -134,12 +134,9 @@ def _fault(n: int, seen: list[Row], wrong: Compared) -> dict[str, NotYetError]:
     }
 
 
-def _numbered(requests: list[dict[str, Any]]) -> str:
+def _listed(requests: list[dict[str, Any]]) -> str:
     shows = _shows_generation(requests)
-    return ", ".join(
-        f"#{number} {_named(request, shows)}"
-        for number, request in enumerate(requests, 1)
-    )
+    return ", ".join(_named(request, shows) for request in requests)
 
 
 def _shows_generation(requests: list[dict[str, Any]]) -> bool:
@@ -147,7 +144,7 @@ def _shows_generation(requests: list[dict[str, Any]]) -> bool:
 
 
 def _named(request: dict[str, Any], shows_generation: bool) -> str:
-    generation = f" of generation {request['generation']}"
+    generation = f" in generation {request['generation']}"
     return f"`{text_of(request)}`{generation * shows_generation}"
 
 

@@ -110,7 +110,7 @@ MISTAKES = (
     ),
     Mistake(
         "waits-for-the-frozen",
-        "it blames ranks that only wait",
+        "ranks that only wait were blamed",
         "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
         lambda row, case: (
             idle(row, case.now_s) > _limit(case)
@@ -119,7 +119,7 @@ MISTAKES = (
     ),
     Mistake(
         "waits-for-the-frozen",
-        "it blames every rank without a recent step",
+        "every rank without a recent step was blamed",
         "a rank in WAIT, with a heartbeat, waits for the rank that is at fault",
         lambda row, case: idle(row, case.now_s) > _limit(case),
     ),
@@ -134,7 +134,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "it only looks at COMPUTE",
+        "WAIT and SAVE were ignored",
         "in WAIT or SAVE a rank is frozen if its heartbeat has stopped, too",
         lambda row, case: row.doing == COMPUTE and idle(row, case.now_s) > _limit(case),
     ),
@@ -149,7 +149,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "since_s was ignored",
+        "`since_s` was ignored",
         "a rank is idle since the later of since_s and its newest step",
         lambda row, case: (
             bool(row.steps)
@@ -212,10 +212,11 @@ def _state(case: ReportsCase, name: str, row: Row) -> str:
     if unit_s == math.inf:
         return f" was idle, and there were fewer than {LEAST} durations to judge by"
     idle_s = idle(row, case.now_s) / unit_s
-    told = f" was idle in {row.doing.upper()} for {idle_s:.3g} usual steps"
+    told = f" was idle in {row.doing.upper()} for {idle_s:.3g}"
     if row.doing != COMPUTE and name == "frozen":
-        told += f" and sent a heartbeat {_silent(row, case) / unit_s:.2g} steps ago"
-    return told
+        silent = _silent(row, case) / unit_s
+        told += f" and without a heartbeat for {silent:.2g}"
+    return f"{told} usual step times"
 
 
 def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> str:
@@ -231,16 +232,18 @@ def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> 
     if name == "dead" or not row.steps or usual(case.rows) == math.inf:
         return ""
     is_idle = idle(row, case.now_s) > _limit(case)
-    limit, name_of = (case.patience, "patience") if is_idle else (SLOW, "SLOW")
+    limit, name_of = (case.patience, "`patience`") if is_idle else (SLOW, "SLOW")
     if name == "frozen":
-        limit, name_of = case.patience, "patience"
+        limit, name_of = case.patience, "`patience`"
     if lack:
-        return f" ({name_of} is {limit:g})"
+        return f", although {name_of} is {limit:g}"
     if name == "slow" and row.doing != COMPUTE:
-        return ", expected that only of a rank in COMPUTE"
+        return ", expected slow only for a rank in COMPUTE"
     if name == "slow" and is_idle:
-        return f", expected frozen ({name_of} is {limit:g})"
-    return f", expected that only beyond {limit:g} steps ({name_of})"
+        return f", expected frozen, as {name_of} is {limit:g}"
+    if name == "frozen" and row.doing != COMPUTE:
+        return f", expected frozen only if both exceed {limit:g} ({name_of})"
+    return f", expected {name} only beyond {limit:g} ({name_of})"
 
 
 def _why(
@@ -348,7 +351,7 @@ def _usual_words(case: ReportsCase, told: float, formula: str) -> str:
         return f"{of} {said(told)} s, expected inf for fewer than {LEAST}"
     got, wanted = apart(told, expected)
     if formula:
-        return f"{of} {got} s, {formula}, expected {wanted} s"
+        return f"{of} {got} s, expected {wanted} s: {formula}"
     return f"{of} {got} s, expected {wanted} s, their median plus their jitter"
 
 

@@ -54,27 +54,27 @@ def _medians(rows: Sequence[Row]) -> float:
 
 
 _SPREAD = "add the median of the distances from the median"
-_MEAN, _WITH_MEAN = "their mean", "based on their mean"
-_SEPARATE = "what you get if each rank is evaluated by itself"
+_MEAN, _WITH_MEAN = "it took their mean", "it started from their mean"
+_SEPARATE = "it evaluated each rank by itself"
 FORMULAS: tuple[tuple[str, str, Callable[[Sequence[Row]], float]], ...] = (
     ("divide by the difference of the numbers: a report may lack steps",
-     "what you get if a gap counts as one step", _plain),
+     "it counted a gap as one step", _plain),
     ("a gap is one duration, however many steps it has",
-     "what you get if a gap of two steps counts as two durations", _often),
-    (_SPREAD, "their median without the jitter",
+     "it counted a gap of two steps as two durations", _often),
+    (_SPREAD, "it took their median without the jitter",
      lambda rows: median(_durations(rows))),
     (_MEDIAN, _MEAN, lambda rows: mean(_durations(rows))),
     (_MEDIAN, _WITH_MEAN, lambda rows: _about(_durations(rows), mean, mean)),
     (_MEDIAN, _WITH_MEAN, lambda rows: _about(_durations(rows), mean, median)),
-    (_MEDIAN, "their median plus the mean distance from it",
+    (_MEDIAN, "it added the mean distance to their median",
      lambda rows: _about(_durations(rows), median, mean)),
-    (_MEDIAN, "their mean plus their standard deviation",
+    (_MEDIAN, "it took their mean plus their standard deviation",
      lambda rows: mean(_durations(rows)) + stdev(_durations(rows))),
-    (_MEDIAN, "their mean plus their standard deviation",
+    (_MEDIAN, "it took their mean plus their standard deviation",
      lambda rows: mean(_durations(rows)) + pstdev(_durations(rows))),
     ("the durations of a rank that has ended count, too",
-     "what you get without the ranks that have ended", _alive),
-    (_TOGETHER, "the usual step of the ranks' medians", _medians),
+     "it left out the ranks that have ended", _alive),
+    (_TOGETHER, "it took the usual step of the ranks' medians", _medians),
     *((_TOGETHER, _SEPARATE, lambda rows, over=over: _per_rank(rows, over, _usual))
       for over in (median, mean, max, min)),
     *((_TOGETHER, _SEPARATE, lambda rows, over=over: _per_rank(rows, over, median))

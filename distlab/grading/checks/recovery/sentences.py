@@ -95,9 +95,8 @@ def used(
 ) -> str:
     """How many restarts count, with the limit."""
     script = contract.script
-    are = "is" if num_old == 1 else "are"
-    older = f" ({num_old} {are} longer ago)" * bool(num_old)
-    older = older or " (some at once)" * together
+    older = f" and {num_old} before that" * bool(num_old)
+    older = older or ", some of them at once" * together
     return (
         f", with {num_recent} of {script.max_restarts} restarts used in the last "
         f"{script.window_s:g} s{older}"
@@ -109,8 +108,8 @@ def failed(contract: SupervisorContract) -> str:
     num = contract.num_failed
     if not num:
         return ", although no group had failed yet"
-    which = f"the {_ORDINALS.get(num, f'{num}th')} failure without a new step"
-    return f" ({which}, max_failures={contract.script.max_failures})"
+    which = f"the {_ORDINALS.get(num, f'{num}th')} failure since the newest step"
+    return f", {which} (max_failures={contract.script.max_failures})"
 
 
 def difference(
@@ -136,9 +135,9 @@ def difference(
 
 def _instead(contract: SupervisorContract, due: Due) -> str:
     if due.num_starts or due.form:
-        also = f"generation {due.form}" if due.form else ""
-        start = _new(due.num_starts) if due.num_starts else ""
-        return f"expected {' and '.join(filter(None, (start, also)))}"
+        also = f"form generation {due.form}" if due.form else ""
+        start = f"start {_new(due.num_starts)}" if due.num_starts else ""
+        return f"expected it to {' and '.join(filter(None, (start, also)))}"
     num, n = len(contract.alive), contract.script.world_size
     if num < n:
         return "expected no action"
@@ -157,9 +156,10 @@ def _of_starts(
     if any(number == SIGTERM for _, number in due.signals):
         return f"{did}, expected it to stop the run"
     if not starts and any(a[0] == "signal" for a in actions):
-        return f"the supervisor {_sent(actions)}, expected {_new(due.num_starts)}"
+        wanted = _new(due.num_starts)
+        return f"the supervisor {_sent(actions)}, expected it to start {wanted}"
     if due.reason == "some done":
-        return f"{did}, expected none: a rank that is done needs no process"
+        return f"{did}, expected no new process: a rank that is done needs none"
     if not due.num_starts:
         return f"{did}, expected no new process"
     return f"{did}, expected {_new(due.num_starts)}"
@@ -194,7 +194,7 @@ def _of_finish(contract: SupervisorContract, due: Due, actions: Sequence[Fact]) 
             is_one = len(contract.alive) == 1
             alive = _processes(sorted(contract.alive))
             return f"{did} although {alive} {'is' if is_one else 'are'} still alive"
-        return f"{did}, expected none"
+        return f"{did}, expected no Finish"
     why = {
         "interrupted": "128 + the signal that interrupted it",
         "done": "because all members were done",
@@ -273,7 +273,8 @@ def of_members(contract: SupervisorContract, members: Mapping[int, int]) -> str:
         ranks = sorted(r for r, p in members.items() if p == process)
         if count > 1:
             both = " and ".join(map(str, ranks))
-            return f"gave ranks {both} to process {process}, expected one rank each"
+            given = f"gave ranks {both} to the same process {process}"
+            return f"{given}, expected a different process for each"
         if process not in contract.alive:
             return f"gave rank {ranks[0]} to process {process}, which has ended"
         if process not in contract.idle and process not in contract.members.values():

@@ -43,7 +43,7 @@ def misuses(plan: list[Entry]) -> Iterator[Misuse]:
     for index, entry in enumerate(plan):
         kind, segment, _ = entry
         here = _where(entry)
-        what = f"`{named(entry)}` (operation {index})"
+        what = f"operation {index}, `{named(entry)}`,"
         if kind == "wait":
             started = flying.pop(here, None)
             if not started or started[1][1] != segment:
@@ -53,12 +53,13 @@ def misuses(plan: list[Entry]) -> Iterator[Misuse]:
         used = {here, (segment, None)} if kind == "add" else {here}
         for place in used & set(flying):
             during = named(flying[place][1])
-            early = f"{what} comes before the wait for `{during}`, expected after it"
+            early = f"{what} comes before the wait for `{during}`"
+            early += ", expected the wait first"
             yield Misuse(index, early, "touched-in-flight")
         if kind != "add":
             flying[here] = index, entry
     for index, entry in flying.values():
-        what = f"no wait follows `{named(entry)}` (operation {index}), expected one"
+        what = f"no wait follows operation {index}, `{named(entry)}`, expected one"
         yield Misuse(index, what, "never-waited")
 
 

@@ -223,8 +223,8 @@ def _expect_sums(setting: Setting, played: Played) -> None:
             sends = max(len(link.sent) for link in played.links)
             half = sends <= (setting.n - 1) * setting.num_segments
             raise NotYetError(
-                f"{setting.situation}, at the end segment {number} on rank {rank} "
-                + what_is_off(list(counts)),
+                f"{setting.situation}, once all plans have run, segment "
+                f"{number} on rank {rank} " + what_is_off(list(counts)),
                 slug="second-half-missing" if few and owned and half else "",
                 evidence=[(r, "holds", _words(own)) for r, own in enumerate(held[:8])],
                 rule="each rank's values must be added to each segment exactly once",

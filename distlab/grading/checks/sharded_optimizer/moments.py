@@ -125,8 +125,8 @@ def expect_freed(run: Run) -> None:
             if call == "reduce":
                 raise NotYetError(
                     f"when reduce_bucket returns for the bucket of {name}, rank "
-                    f"{record.rank} holds {over} bytes besides weights and shards' "
-                    "gradients, expected none",
+                    f"{record.rank} holds {over} bytes too many, expected only weights "
+                    "and the shards' gradients",
                     slug="full-gradients-kept",
                     rule="once a rank has its chunk it needs no full gradient; a view "
                     "of a chunk keeps the memory of the full vector",
@@ -145,5 +145,5 @@ def expect_no_copy(run: Run, *calls: str) -> None:
                 where = "unshard_bucket" if call == "unshard" else call
                 raise NotYetError(
                     f"in {where} for the bucket of {name}, rank {record.rank} holds "
-                    f"{over} bytes more than its shards and one full copy of the bucket"
+                    f"{over} bytes too many, expected only its shards and one full copy"
                 )

@@ -208,7 +208,7 @@ def chunk_by_chunk(runs: Runs) -> str | None:
             continue
         if any(start >= stop for one in shards for _, start, stop in one):
             raise NotYetError(
-                f"{call} returned an empty range, expected none",
+                f"{call} returned an empty range, expected no empty ranges",
                 evidence=_drawn(shards),
                 rule="a parameter without elements in a chunk is not in its list",
             )

@@ -282,9 +282,11 @@ def _expect_plain(run: Run) -> None:
             for key, right in shards.PLAIN.items():
                 found = entry[key]
                 if type(found) is not type(right) or found != right:
+                    is_absent = isinstance(found, str) and found == "nothing"
+                    saves = f"no {key}" if is_absent else f"{key} = {found!r}"
                     raise NotYetError(
-                        f"the optimizer keeps {key} = {right!r} for {name}, but rank "
-                        f"{rank} saves {found!r}, expected the same",
+                        f"rank {rank} saves {saves} for {name}, expected {right!r} as "
+                        "in the optimizer",
                         rule=ALL_OF_IT,
                     )
 

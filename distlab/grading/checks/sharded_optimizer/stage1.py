@@ -102,8 +102,9 @@ def _expect_numbers(run: Run, one: One) -> None:
         found = record.value["numbered"]
         if len(found) != len(right):
             raise NotYetError(
-                f"with {len(right)} groups, of which the first has nothing to train, "
-                f"the optimizer on rank {record.rank} has {len(found)}",
+                f"with {len(right)} parameter groups, the first with nothing to train, "
+                f"rank {record.rank}'s optimizer has {len(found)} "
+                f"group{'s' * (len(found) != 1)}, expected {len(right)}",
                 slug="group-settings-lost",
                 rule="keep an empty group, too: a scheduler finds groups by number",
             )
@@ -133,7 +134,7 @@ def a_shard_of_the_state(runs: Runs) -> str | None:
         if numbers > shard:
             sentence = (
                 f"rank {rank} keeps {numbers} elements of optimizer state, expected "
-                f"the {shard} of its shards"
+                f"{shard}, those of its shards"
             )
             raise _too_much(
                 run,

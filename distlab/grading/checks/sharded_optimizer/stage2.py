@@ -181,8 +181,8 @@ def _whole_gradients(run: Run, step: int, allowed: int, rest: int) -> NotYetErro
     over = held[rank] - allowed + scenarios.SLACK
     looks_whole = over > 0.8 * rest
     return NotYetError(
-        f"after backward(), rank {rank} holds {over} bytes besides the weights, its "
-        "shards' state and their gradients, expected none",
+        f"after backward(), rank {rank} holds {over} bytes too many, expected only "
+        "the weights, its shards' state and their gradients",
         slug="full-gradients-kept" if looks_whole else "",
         evidence=[
             (r, "holds", f"{h} bytes, at most {allowed}") for r, h in enumerate(held)

@@ -91,7 +91,7 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
         if value["cut"] > shards + ROOM:
             raise NotYetError(
                 f"before the first forward, rank {rank} holds {value['cut']} bytes, "
-                f"expected the {shards} of its shards",
+                f"expected {shards}, those of its shards",
                 slug="shard-keeps-full-weights",
                 evidence=_evidence(run, "cut", shards + ROOM),
                 rule="a shard that is a view keeps the memory of the full vector; "
@@ -105,8 +105,8 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
                 extra = (held - wanted) / (8 * n)
                 is_next = before < extra < 1.5 * after
                 raise NotYetError(
-                    f"in layer {number}, rank {rank} holds {held} bytes, expected the "
-                    f"{wanted} of its shards and this layer"
+                    f"while layer {number} computes, rank {rank} holds {held} bytes, "
+                    f"expected {wanted}, those of its shards and this layer"
                     + ": it has gathered the next layer, too"
                     * is_next,
                     slug="" if is_next else "layers-not-freed",
@@ -117,7 +117,7 @@ def one_layer_at_a_time(runs: Runs) -> str | None:
         if value["after"] > shards + layers.LEFT:
             raise NotYetError(
                 f"after forward, rank {rank} holds {value['after']} bytes, expected "
-                f"the {shards} of its shards",
+                f"{shards}, those of its shards",
                 slug="layers-not-freed",
                 evidence=_evidence(run, "after", shards + layers.LEFT),
                 rule="free a layer's buckets as soon as it has computed",
@@ -247,7 +247,7 @@ def _expect_only_shards(run: Run, n: int) -> None:
             if told["held"] > shard * (2 + (step > 0)) + ROOM:
                 raise NotYetError(
                     f"after backward(), a rank holds {told['held']} bytes, expected "
-                    f"the {shard * (2 + (step > 0))} of its shards, their gradients "
+                    f"{shard * (2 + (step > 0))}, those of its shards, their gradients "
                     "and state",
                     slug="full-gradients-kept",
                     rule="after a layer's backward, free its full weights and its "

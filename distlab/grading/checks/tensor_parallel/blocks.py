@@ -212,7 +212,7 @@ def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
                 slug="qkv-cut-across",
                 values=same_everywhere(whole.cut_across(), n),
                 sentence="qkv was split as one tensor, so ranks have rows of other "
-                "ranks' heads, expected each rank's own heads from each third",
+                "ranks' heads, expected each rank's own heads of q, k and v",
                 rule="a rank needs the rows of its heads in each third of qkv",
             ),
             Suspect(

@@ -236,7 +236,10 @@ def _wrong_groups(
             for name, one, right in zip(NAMES, *groups, strict=True)
             if one == everybody != right
         )
-        message = f"{start} rank {rank}'s `{name}` has all {n} ranks, expected {right}"
+        message = (
+            f"{start} rank {rank}'s group `{name}` contains all {n} ranks, expected "
+            f"{right}"
+        )
         slug = "group-of-all-ranks"
         rule = "a sum over all ranks would mix different shards and different samples"
     elif all(
@@ -267,7 +270,8 @@ def _first_wrong(found: list[Any], expected: list[Any]) -> str:
     for rank, groups in enumerate(zip(found, expected, strict=True)):
         for name, got, right in zip(NAMES, *groups, strict=True):
             if got != right:
-                return f"rank {rank}'s `{name}` has ranks {got}, expected {right}"
+                who = f"rank {rank}'s group `{name}`"
+                return f"{who} contains ranks {got}, expected {right}"
     raise AssertionError("no group is wrong")
 
 

@@ -151,7 +151,7 @@ def _suspects(runs: Runs) -> list[Suspect]:
         slug="qkv-cut-across",
         values=same_everywhere(x, world_size),
         sentence="qkv was split as one tensor, so ranks have rows of other ranks' "
-        "heads, expected each rank's own heads from each third",
+        "heads, expected each rank's own heads of q, k and v",
         rule=ROWS,
     )
     return [cut_across]
@@ -170,8 +170,8 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
         found = [value["held"][name] for value in run.values]
         if max(found) > size // n:
             raise NotYetError(
-                f"rank {found.index(max(found))} has {max(found)} elements of "
-                f"{name}.weight, expected 1/{n} of it: {size // n}",
+                f"rank {found.index(max(found))} holds {max(found)} elements of "
+                f"{name}.weight, expected {size // n}, which is 1/{n} of all",
                 slug="weights-not-cut",
                 evidence=[
                     (rank, "holds", f"{count} of {size}")

@@ -326,12 +326,10 @@ def gradients_of_a_block(runs: Runs) -> str | None:
     )
     got, right = torch.stack(_all(run, "shares")).sum(0), _square_of_shares(block)
     try:
-        what = "the sum of squares of the gradients of all shards"
+        what = "the sum of squares of the block's sharded gradients"
         expect_values([got], [right], what=what)
     except NotYetError as error:
-        message = (
-            f"{what} of the block is {float(got):.3g}, expected {float(right):.3g}"
-        )
+        message = f"{what} is {float(got):.3g}, expected {float(right):.3g}"
         raise error.but(message=f"over all ranks, {message}") from None
     return None
 

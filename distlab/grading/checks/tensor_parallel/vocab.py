@@ -180,18 +180,16 @@ def _not_finite(run: Run, name: str, loss: float) -> NotYetError:
     """A loss of inf, -inf or nan: what was subtracted before exp(), if anything?"""
     reduced_by = run.values[0][name]["reduced_by"]
     if name == "masked":
-        why = ": -inf - (-inf) is nan" if math.isnan(loss) else ", expected a number"
+        why = ": -inf - (-inf) is nan" * math.isnan(loss)
         return NotYetError(
-            f"{LOGITS[name]}the loss is {loss}{why}",
+            f"{LOGITS[name]}the loss is {loss}, expected a number{why}",
             evidence=calls_of_each(run),
         )
     if name == "small" and reduced_by == "max":
-        why = ", expected a number"
-        if math.isnan(loss):
-            why = ": -inf times 0 is nan, and so is -inf - (-inf)"
+        why = ": -inf * 0 and -inf - (-inf) are nan" * math.isnan(loss)
         return NotYetError(
             f"when some logits other than the target's are -inf, the loss is "
-            f"{loss}{why}",
+            f"{loss}, expected a number{why}",
             evidence=calls_of_each(run),
         )
     slug, sentence = "exp-overflow", f"{LOGITS[name]}the loss is {loss}"
@@ -335,8 +333,8 @@ def little_is_sent(runs: Runs) -> str | None:
     ]
     if max(sent) > MOST:
         raise NotYetError(
-            f"rank {sent.index(max(sent))} sends {max(sent):.0f} elements for "
-            f"{TOKENS} tokens, expected at most {MOST}",
+            f"for the loss of {TOKENS} tokens, rank {sent.index(max(sent))} sends "
+            f"{max(sent):.0f} elements, expected at most {MOST}",
             slug="logits-gathered",
             evidence=calls_of_each(run),
             rule="send sums over the columns, not the columns",

@@ -47,7 +47,7 @@ ON_NODES = tuple(
         ("NICs 4:1 oversubscribed", 8, NVLINK, INFINIBAND, 2 * 50e9),
         ("a NIC wider than its ranks' links", 4, NVLINK, ETHERNET, 16 * 12.5e9),
         ("one slow NIC", 4, INFINIBAND, LOOPBACK, 1e9),
-        ("intra-node no faster", 2, ETHERNET, ETHERNET, 12.5e9),
+        ("links inside a node no faster", 2, ETHERNET, ETHERNET, 12.5e9),
     )
 )
 
@@ -89,7 +89,7 @@ def _judge(clause_id: str, runs: Runs) -> str:
             if name not in NAMES:
                 shown = name if name.startswith(("(", "None")) else repr(name)
                 raise NotYetError(
-                    f"for {_size(size)} on {_where(nodes)}, choose returned {shown}, "
+                    f"for {_size(size)} on {_where(nodes)}, `choose` returned {shown}, "
                     "expected the name of an algorithm",
                     rule=f"return one of {', '.join(NAMES)}",
                 )
@@ -119,8 +119,8 @@ def _slow(
     best = min(seconds, key=lambda other: seconds[other])
     slug, words = _mistake(kinds, rows)
     return NotYetError(
-        f"for {_size(size)} on {_where(nodes)}, choose returned {name!r}, which takes "
-        f"{factor:.3g} times as long as {best!r}{words}",
+        f"for {_size(size)} on {_where(nodes)}, `choose` returned {name!r}, expected "
+        f"{best!r}, which is {factor:.3g} times as fast{words}",
         slug=slug,
         evidence=tuple(_line(*entry) for entry in slow[:_TABLE]),
         rule="estimate the time of each algorithm there, and return the smallest",
@@ -158,7 +158,7 @@ def _mistake(kinds: Sequence[NodesModel], rows: list[list[str]]) -> tuple[str, s
     if _are(kinds, rows, lambda nodes, size: nodes.seconds(size, flows=1)):
         return (
             "uplink-not-shared",
-            ": the ranks of a node share its uplink",
+            ": the ranks of a node share one uplink",
         )
     return "", ""
 

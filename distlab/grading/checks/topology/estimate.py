@@ -245,7 +245,7 @@ def _wrong(
             )
             break
     return NotYetError(
-        f"with {n} rank{'s' * (n != 1)} and {size:,} bytes, the estimate for {name} "
+        f"with {n} rank{'s' * (n != 1)} and {size:,} bytes, the estimate for {name!r} "
         f"{sentence}",
         slug=slug,
         evidence=[

@@ -81,7 +81,7 @@ def lent_of(seed: int, rank: int, count: int, device: torch.device) -> Lent:
 def told_of(count: int) -> str:
     """What that is, in words."""
     kinds = {
-        1: "a tensor of no dimension",
+        1: "a 0-dimensional tensor",
         TABLE: "a matrix of int64",
         NOT_FINITE: "a tensor with inf and nan on rank 0 and zeros on rank 1",
     }

@@ -330,9 +330,8 @@ def no_hook_waits(runs: Runs) -> str | None:
         if any(_step(run, len(SAMPLES) - 1, "waited_in_vain")):
             last = runs.world_size - 1
             raise NotYetError(
-                f"while rank {last} was late, rank 0 waited for the first bucket's "
-                "sum, "
-                "expected it to send its second bucket meanwhile",
+                f"while rank {last} was late, rank 0 waited for its first bucket's "
+                "sum, expected it to send the second bucket without waiting",
                 slug="waits-in-backward",
                 evidence=_told([f"{count} messages" for count in counts]),
                 rule=RETURN,

@@ -217,7 +217,7 @@ def from_zero_again(runs: Runs) -> str | None:
             "generation 1, expected other keys for each generation"
             if mixed
             else f"when generation 2 meets with world_size {size}, all {n} processes "
-            f"are refused, expected {size} ranks",
+            f"are refused, expected {size} of them to get ranks",
             slug="generation-not-in-key",
             evidence=_told(lives),
             rule=KEYS,
@@ -308,9 +308,9 @@ def members(runs: Runs) -> str | None:
         if any(own != right for own, right in zip(ranks, expected, strict=False)):
             swapped = ranks == expected[::-1]
             raise NotYetError(
-                f"with {k} of {n} ranks per node, node_and_rail on rank {rank} "
-                "returned "
-                f"{enumerated(ranks)}, expected {enumerated(expected)}",
+                f"with {n} ranks, {k} per node, node_and_rail on rank {rank} returned "
+                f"{enumerated(ranks)}, expected the node {expected[0]} and the rail "
+                f"{expected[1]}",
                 slug="node-and-rail-swapped" if swapped else "",
                 evidence=evidence,
                 rule="return the node's group first" if swapped else "",

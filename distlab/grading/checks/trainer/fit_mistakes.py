@@ -37,8 +37,8 @@ def expect_epochs(run: Run) -> None:
     told = [record.rank for record in run.ranks if record.value["set_to"]]
     if told and len(told) < run.world_size:
         raise NotYetError(
-            f"only {ranks_in_words(told)} called set_epoch, expected every rank to: "
-            "now they read parts of different global batches",
+            f"only {ranks_in_words(told)} called set_epoch, expected every rank to "
+            "call it: now they read parts of different global batches",
             rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
         )
     for record in run.ranks:
@@ -52,12 +52,12 @@ def expect_epochs(run: Run) -> None:
                 rule="train_loader.set_epoch(epoch), before each epoch, on every rank",
             )
         if used != right:
+            is_old = used[:1] == [USED_BEFORE]
             raise NotYetError(
-                f"rank {record.rank} called set_epoch with {enumerated(set_to)}, but "
-                f"read epochs {enumerated(used)}, expected epochs "
-                f"{enumerated(right)}"
-                + f" ({USED_BEFORE} was set before fit)"
-                * (used[:1] == [USED_BEFORE]),
+                f"with epoch {USED_BEFORE} set before fit, "
+                * is_old
+                + f"rank {record.rank} called set_epoch with {enumerated(set_to)}, and "
+                f"read epochs {enumerated(used)}, expected epochs {enumerated(right)}",
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=[(r.rank, "read", f"{r.value['used']}") for r in run.ranks],
                 rule="for epoch in range(num_epochs): first set_epoch(epoch), then "

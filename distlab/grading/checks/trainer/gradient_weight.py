@@ -188,8 +188,8 @@ def _expect_finite(run: Run) -> None:
     old = [rank for n, rank in OVERFLOWN if n == run.world_size]
     if old and any(not gradient.isfinite().all() for gradient in after):
         raise NotYetError(
-            f"rank {old[0]} has no samples, but its old .grad, which is infinite, is "
-            "part of the average, expected zeros from it",
+            f"rank {old[0]} has no samples, but its old, infinite .grad is in the "
+            f"average, expected rank {old[0]} to add zeros",
             slug="stale-gradient",
             rule=ZEROS,
         )

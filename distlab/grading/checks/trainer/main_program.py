@@ -137,14 +137,15 @@ def one_rank_saves(runs: Runs) -> str | None:
     on_nodes = [r for r in range(run.world_size) if not local_rank(r, run.world_size)]
     if 1 < len(savers) < run.world_size and savers == on_nodes:
         raise NotYetError(
-            f"{ranks_in_words(savers)}, whose LOCAL_RANK is 0, each wrote a file, "
-            "expected only rank 0 to",
+            f"{ranks_in_words(savers)}, with LOCAL_RANK 0, each wrote a file, "
+            "expected only rank 0 to write one",
             evidence=evidence,
             rule="LOCAL_RANK is 0 once on each machine, RANK on one rank of all",
         )
     if len(savers) > 1:
         raise NotYetError(
-            f"{ranks_in_words(savers)} each wrote a file, expected only rank 0 to",
+            f"{ranks_in_words(savers)} each wrote a file, expected only rank 0 to "
+            "write one",
             slug="every-rank-writes",
             evidence=evidence,
             rule="on a real machine they write the same file at the same time: let "
