@@ -388,13 +388,15 @@ def expect_inputs_only(run: Run) -> str:
             ""
             if both - forward not in range(1, BLOCKS)
             else (
-                f"; only {both - forward} of them run again in backward, and the first "
-                "one's input needs no gradient"
+                "when the first block's input needs no gradient, backward ran only "
+                f"{both - forward} of the {BLOCKS} blocks again and autograd kept "
+                f"{again['held']} bytes, expected {STORED}, the blocks' inputs"
             )
         )
         raise NotYetError(
-            f"between forward and backward, autograd keeps {again['held']} bytes, "
-            f"expected only the inputs of the {BLOCKS} blocks, {STORED} bytes{some}",
+            some
+            or f"between forward and backward, autograd keeps {again['held']} bytes, "
+            f"expected only the inputs of the {BLOCKS} blocks, {STORED} bytes",
             slug="" if some else "recompute-kept-all",
             rule="keep the block's input, and recompute the rest",
         )

@@ -224,8 +224,8 @@ def backward_scales(runs: Runs) -> str | None:
         (
             "factor-of-last-call",
             arriving * FACTORS[-1][1],
-            f"after {len(FACTORS)} calls, each backward used the last call's factor, "
-            "expected its own",
+            f"after {len(FACTORS)} forward calls with different factors, each backward "
+            "multiplied by the last call's backward_factor, expected that of its own",
         ),
         (
             "arriving-gradient-ignored",
@@ -262,8 +262,8 @@ def backward_scales(runs: Runs) -> str | None:
     worst = max(case["kept"] for case in cases)
     if worst:
         raise NotYetError(
-            f"forward saved {worst} bytes of tensors for backward, expected none: it "
-            "only needs a number",
+            f"forward saved {worst} bytes of tensors for backward, expected no tensor, "
+            "as backward only needs a number",
             slug="kept-for-nothing",
             rule="a number is enough: ctx.backward_factor = backward_factor",
         )

@@ -43,7 +43,7 @@ FORGET = "last, self.last = self.last, None; then last.result(): it is raised on
 SHARDS = "no full_state_dict, no full_tensor(): DCP takes the DTensors themselves"
 ONE = "begin with wait(): the future of the last save, and its result()"
 
-LIVES = [on_ranks(three_lives).when("when 3, then 2, then 3 ranks save and load")]
+LIVES = [on_ranks(three_lives).when("when 3 ranks save, 2 load and save, and 3 load")]
 SAVES = [on_ranks(in_background).when("when saves run in the background")]
 
 
@@ -312,19 +312,20 @@ def one_at_a_time(runs: Runs) -> str | None:
 
 def _expect_goes_on(values: Sequence[dict[str, Any]]) -> None:
     """After the error."""
-    past = f"after save() of step {NEXT} raised the error of step {FAILING},"
+    past = f"after save() of step {NEXT} reported the failed save of step {FAILING},"
     for rank, found in enumerate(values):
         if found.get("after"):
             raise NotYetError(
-                f"{past} save() of step {LATER} on rank {rank} raised it again, "
-                "expected it once",
+                f"{past} save() of step {LATER} on rank {rank} raised the same error "
+                "again, expected an error to be raised only once",
                 slug="error-raised-again",
                 evidence=_told([v["after"] or "no error" for v in values], "got"),
                 rule=FORGET,
             )
     if not all(found.get("added", True) for found in values):
         raise NotYetError(
-            f"{past} save() of step {LATER} wrote no complete checkpoint, expected one",
+            f"{past} save() of step {LATER} wrote no complete checkpoint, expected a "
+            "complete one",
             slug="no-save-after-error",
             rule=FORGET,
         )
@@ -339,8 +340,9 @@ def _expect_goes_on(values: Sequence[dict[str, Any]]) -> None:
             )
         if found.get("again"):
             raise NotYetError(
-                f"after wait() raised the error of step {FAILING_TOO}, a second wait() "
-                f"on rank {rank} raised it again, expected it once",
+                f"after wait() reported the failed save of step {FAILING_TOO}, a "
+                f"second wait() on rank {rank} raised the same error again, expected "
+                "an error to be raised only once",
                 slug="error-raised-again",
                 evidence=_told([v["again"] or "no error" for v in values], "got"),
                 rule=FORGET,

@@ -133,7 +133,7 @@ def _expect_no_nan(seen: Outputs, name: str) -> None:
     with_nan = [r for r, output in enumerate(seen.outputs) if output.isnan().any()]
     if with_nan:
         raise NotYetError(
-            f"output held nan before {name}, and it still does afterwards on rank "
+            f"`output` held nan before {name}, and it still does afterwards on rank "
             f"{with_nan[0]}, expected new values everywhere",
             evidence=calls_of_each(seen.run),
             rule="output may hold any values before the call, and 0 × nan is nan",

@@ -117,11 +117,11 @@ def _outside(seen: Outputs, expected: Sequence[Tensor], name: str) -> Guess | No
     on = "every rank" if len(ranks) == seen.n > 1 else f"rank {ranks[0]}"
     unchanged = f"{name}'s output is unchanged on {on}"
     if all(seen.same(seen.returned[rank], expected[rank]) for rank in ranks):
-        sentence = f"{name} returned the right tensor, but output is unchanged on {on}"
-        sentence += ", expected the values there"
+        sentence = f"{name} returned the right tensor, but `output` is unchanged on "
+        sentence += f"{on}, expected the values there"
         return Guess("not-in-place", sentence, IN_PLACE)
     if seen.n == 1:
-        sentence = f"with one rank, {name} left output unchanged, expected its input"
+        sentence = f"with one rank, {name} left `output` unchanged, expected `input`"
         return Guess("", sentence, "n = 1: output = input")
     if len(ranks) == seen.n and all(map(received, seen.run.ranks)):
         return Guess(
@@ -185,7 +185,7 @@ def _odd_chunk(
         now = [value["input"] for value in seen.run.values]
         is_lost = not all(map(seen.same, now, seen.inputs))
         and_so = ", and some inputs were overwritten" if is_lost else ""
-        sentence = "on every rank, every chunk of output is rank 0's input, expected "
+        sentence = "on every rank, every chunk of `output` is rank 0's input, expected "
         return Guess("", f"{sentence}chunk r to be rank r's{and_so}")
     chunk = next(k for k, held in enumerate(holds[odd]) if held != k)
     held = holds[odd][chunk]

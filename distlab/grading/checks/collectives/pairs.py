@@ -192,15 +192,15 @@ def neighbors_number(runs: Runs) -> str | None:
     came = all_close(incoming, sent[-1:] + sent[:-1])
     expect_messages(
         run,
-        "incoming is right, but not through comm"
+        "`incoming` is right, but not through comm"
         if came
-        else "incoming doesn't hold the left neighbor's number on every rank",
+        else "`incoming` doesn't hold the left neighbor's number on every rank",
     )
     changed = [r for r in range(n) if not close(outgoing[r], sent[r])]
     if changed:
         raise NotYetError(
-            f"ring_shift overwrote outgoing on {ranks_in_words(changed)}, expected it "
-            "unchanged",
+            f"ring_shift overwrote `outgoing` on {ranks_in_words(changed)}, expected "
+            "it unchanged",
             slug="outgoing-changed",
             evidence=calls_of_each(run),
             rule="send from outgoing, receive into incoming",
@@ -210,19 +210,19 @@ def neighbors_number(runs: Runs) -> str | None:
     expect_values(
         incoming,
         [sent[(rank - 1) % n] for rank in range(n)],
-        what="incoming",
+        what="`incoming`",
         suspects=[
             Suspect(
                 slug="wrong-source",
                 values=[sent[(rank + 1) % n] for rank in range(n)],
-                sentence="`incoming` holds the right neighbor's number on each rank, "
+                sentence="on each rank, `incoming` holds the right neighbor's number, "
                 "expected the left neighbor's",
                 rule="send to rank + 1, receive from rank - 1",
             ),
             Suspect(
                 slug="not-in-place" if all_received else "",
                 values=same_everywhere(old, n),
-                sentence="incoming is unchanged on every rank"
+                sentence="`incoming` is unchanged on every rank"
                 + (
                     ": the numbers were received into another tensor"
                     if all_received
@@ -233,8 +233,8 @@ def neighbors_number(runs: Runs) -> str | None:
             Suspect(
                 slug="",
                 values=sent,
-                sentence="`incoming` holds each rank's own number, expected the left "
-                "neighbor's",
+                sentence="on each rank, `incoming` holds the rank's own number, "
+                "expected the left neighbor's",
                 rule="the number must come from the left neighbor, in a message",
             ),
         ],
@@ -243,7 +243,7 @@ def neighbors_number(runs: Runs) -> str | None:
         expect_each(
             finished_with_each(runs, pass_any),
             lambda before: [before[-1], *before[:-1]],
-            "incoming",
+            "`incoming`",
         )
     return None
 
@@ -267,7 +267,7 @@ def one_message_each(runs: Runs) -> str | None:
     sent = [value["sent"] for value in run.values]
     if all_close([value["incoming"] for value in run.values], sent[-1:] + sent[:-1]):
         least = sum(outgoing.nbytes for outgoing in sent)
-        expect_bytes(run, least, "incoming is right on every rank")
+        expect_bytes(run, least, "`incoming` is right on every rank")
     return f"messages {sum(counts)}, bytes per rank {run.ranks[0].sent_bytes:.0f}"
 
 
@@ -291,7 +291,7 @@ def _expect_own_number(value: dict[str, Any]) -> None:
     """In a ring of one rank, the left neighbor is the rank itself."""
     if not close(value["incoming"], value["sent"]):
         raise NotYetError(
-            f"with one rank, incoming holds {value['incoming'].item():.3g}, expected "
-            f"{value['sent'].item():.3g}, the rank's own outgoing",
+            f"with one rank, `incoming` holds {value['incoming'].item():.3g}, expected "
+            f"{value['sent'].item():.3g}, the rank's own `outgoing`",
             rule="a rank that is alone is its own left neighbor",
         )

@@ -125,7 +125,7 @@ def _expect_step(run: Run, model: int, step: int, suspects: Any) -> None:
     actual = [value[model][step]["gradients"] for value in run.values]
     what = f"after step {step + 1}, .grad"
     if len(run.values[0]) > 1:
-        what = f"after step {step + 1} of the {WHICH[model]} of two models, .grad"
+        what = f"with two models, the {WHICH[model]} one's .grad after step {step + 1}"
     expected = Way().gradients(run)[model][step]
     if infinite := expected.isinf().any():
         expect_infinite(actual, what)
@@ -207,7 +207,7 @@ def _small_suspects(run: Run, model: int) -> list[Suspect]:
         (
             OTHER_MODEL,
             Way(ratios=(other, other)),
-            f"the hook of the {WHICH[model]} of two models uses the other's ratio, "
+            f"with two models, the {WHICH[model]} one's hook uses the other's ratio, "
             f"{other}, expected {(RATIO, SMALL_RATIO)[model]}",
             OWN_STATE,
         ),
@@ -359,7 +359,7 @@ def no_hook_waits(runs: Runs) -> str | None:
         if any(call["waits"] for step in of_rank for call in step["calls"]):
             raise NotYetError(
                 f"on rank {rank}, a future's callback waits for another message, on a "
-                "thread that gloo needs; expected no wait there",
+                "thread that gloo needs, expected no wait there",
                 slug="waits-in-callback",
                 rule=COLLECT,
             )

@@ -120,7 +120,7 @@ def _odd_one(everything: list[int], num_samples: int) -> str:
         count = everything.count(number)
         if count != 1:
             often = f"{times(count)} in" if count else "in none of"
-            return f"sample {number} is {often} the batches, expected it once"
+            return f"sample {number} is {often} the batches, expected every sample once"
     odd = max(everything)
     return f"the batches have sample {odd}, expected only 0 to {num_samples - 1}"
 
@@ -146,7 +146,7 @@ def _together(
         return failure
     for step, batch in enumerate(alone):
         parts = [plan[step] for plan in plans]
-        failure = _unlike(parts, batch, f"{setting} in step {step}", plans, alone)
+        failure = _unlike(parts, batch, f"in step {step} {setting}", plans, alone)
         if failure:
             return failure
     return None
@@ -158,8 +158,8 @@ def _too_large(
     together = {number for plan in plans for number in plan[0]}
     if len(together) == size:
         return NotYetError(
-            f"{setting}, every rank takes the full global batch, expected one shard of "
-            "it on each",
+            f"{setting}, every rank takes the full global batch, expected each rank to "
+            "take one shard of it",
             slug="not-sharded",
             evidence=_steps(plans),
             rule="shard each global batch: every rank has one shard of it",
@@ -193,8 +193,9 @@ def _shared_out_first(
         return None
     steps = [len(plan[0]) for plan in plans if plan]
     return NotYetError(
-        f"{setting}, each rank splits its shard of the epoch into batches of "
-        f"{max(steps, default=0)}, expected a shard of each global batch",
+        f"{setting}, each rank cuts its shard of the epoch into batches of "
+        f"{max(steps, default=0)}, expected every global batch to be split over the "
+        "ranks",
         slug="cut-after-sharding",
         evidence=_steps(plans),
         rule="split the order into global batches first; then shard each of them",
@@ -241,8 +242,8 @@ def _unlike(
     sizes = list(map(len, parts))
     if max(sizes) - min(sizes) > 1:
         return NotYetError(
-            f"{setting}, the shards have {enumerated(sizes)} samples, expected sizes "
-            "that differ by at most 1",
+            f"{setting}, the shards have {enumerated(sizes)} samples, expected shard "
+            "sizes that differ by at most 1",
             slug="lopsided-parts",
             evidence=_step(parts),
             rule="the largest shard determines the time of the step",
@@ -272,7 +273,7 @@ def _difference(
     no_rank = f"no rank has {named(missing)}"
     expected = ", expected each sample of the global batch once"
     if twice:
-        no_rank += f", but {twice[0]} is there {times(together.count(twice[0]))}"
+        no_rank += f", but sample {twice[0]} occurs {times(together.count(twice[0]))}"
         return "", no_rank + expected
     return "remainder-lost" if len(missing) < len(plans) else "", no_rank + expected
 

@@ -56,7 +56,7 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
         if case["later"] != case["others"][EPOCH + 1]:
             raise NotYetError(
                 f"{_setting(case)}, the new loader delivers the rest of the epoch, but "
-                "not all of the next epoch, expected every batch there",
+                "not all of the next one, expected every batch of both",
                 evidence=_rows(0, case["later"], case["others"][EPOCH + 1]),
                 rule="the loaded position applies to one epoch only",
             )
@@ -73,8 +73,8 @@ def _gone_on(runs: Runs) -> Record:
 
 def _setting(case: Record) -> str:
     if case["stop"] is None:
-        return "when stopped at the end"
-    return f"when stopped after {case['stop']} of {STEPS} steps"
+        return "when a loader stops at the end"
+    return f"when a loader stops after {case['stop']} of {STEPS} steps"
 
 
 def _not_next(
@@ -109,24 +109,25 @@ def _named(
     if stop and rest == whole:
         return (
             "resume-restarts-epoch",
-            "the new loader starts the same epoch again, expected it to go on",
+            f"the new loader starts epoch {EPOCH} again, expected "
+            + ("no more batches" if stop == STEPS else "only the remaining batches"),
             "save the position in the state, and set it in load_state_dict",
         )
     if stop and rest == whole[stop - 1 :]:
         return (
             "resume-off-by-one",
-            f"the new loader repeats the last batch, expected step {stop}",
+            f"the new loader repeats the last batch, expected step {stop} next",
             "num_delivered counts all batches that were returned, the last included",
         )
     if rest == whole[stop + 1 :] and stop < STEPS:
         return (
             "resume-off-by-one",
-            f"the new loader skips a batch, expected step {stop}",
+            f"the new loader skips a batch, expected step {stop} next",
             "num_delivered is the index of the next batch: indices start at 0",
         )
     if stop == STEPS:
         batches = "1 batch" if len(rest) == 1 else f"{len(rest)} batches"
-        sentence = f"the new loader still gives {batches}, expected none"
+        sentence = f"the new loader still gives {batches}, expected no more batches"
         return (
             "",
             sentence,
@@ -134,7 +135,7 @@ def _named(
         )
     ahead = len(whole) - len(rest)
     if not rest:
-        sentence = f"rank {rank} gets no more steps, expected {STEPS - stop}"
+        sentence = f"rank {rank} gets no more steps, expected {STEPS - stop} more"
         return "", sentence, COUNTS_STEPS
     if rest == whole[ahead:]:
         sentence = f"the new loader continues with step {ahead}, expected step {stop}"
@@ -187,26 +188,26 @@ def state_is_a_snapshot(runs: Runs) -> str | None:
             if error:
                 raise NotYetError(
                     f"load_state_dict raised {error} in a loader with another "
-                    "num_workers, expected it to accept: the order is the same",
+                    "num_workers, expected no error, as the order is the same",
                     rule="refuse only what changes the order of the samples",
                 )
         elif not error:
             raise NotYetError(
-                f"load_state_dict accepted the state of a loader with another {name}, "
-                "expected a ValueError: the same position is another sample there",
+                "load_state_dict accepted the state of a loader with another value of "
+                f"{name}, expected a ValueError",
                 slug="foreign-state-accepted",
                 rule="compare what the order depends on, and raise ValueError",
             )
         elif error != "ValueError":
             raise NotYetError(
                 f"load_state_dict raised {error} for the state of a loader with "
-                f"another {name}, expected a ValueError",
+                f"another value of {name}, expected a ValueError",
                 rule="raise ValueError and name the setting that differs",
             )
         elif met["got"] != met["wanted"]:
             raise NotYetError(
-                f"load_state_dict refused the state of a loader with another {name}, "
-                "but changed this loader's batches, expected them unchanged",
+                "load_state_dict refused the state of a loader with another value of "
+                f"{name}, but changed this loader's batches, expected them unchanged",
                 evidence=_rows(0, met["got"], met["wanted"]),
                 rule="compare all settings first; only then set epoch and position",
             )

@@ -14,6 +14,8 @@ from distlab.given.data_parallel import SecondGradientError
 from distlab.grading.checks.distributed_data_parallel.departures import departures
 from distlab.grading.checks.distributed_data_parallel.watch import Happened
 
+_ALIAS = ", also named "
+
 
 def watch_marks(ddp: Any, model: nn.Module) -> list[list[str]]:
     """From now on all names of the gradients that `mark_ready` is told are kept."""
@@ -41,7 +43,7 @@ def twice_in(error: Exception, model: nn.Module) -> str:
     """All names of the parameter whose hook was called twice; or nothing."""
     if not isinstance(error, SecondGradientError):
         return ""
-    return " = ".join(names_of(model)[error.parameter])
+    return _ALIAS.join(names_of(model)[error.parameter])
 
 
 def is_raised_in(error: Exception, function: str) -> bool:
@@ -62,12 +64,12 @@ def flaw_of(
     What was not sent says nothing of an error that mark_ready itself has raised.
     """
     if twice:
-        return f"on_gradient is called twice for {twice} in one backward()"
+        return f"one backward() calls on_gradient twice for {twice}, expected one call"
     ready = [event[1] for event in events if event[0] == "gradient"]
     for number, names in enumerate(marked):
         if names in marked[:number]:
-            who = " = ".join(names)
-            return f"mark_ready is called twice for {who} in one backward()"
+            who = _ALIAS.join(names)
+            return f"one backward() calls mark_ready twice for {who}, expected one call"
         if names[0] not in ready:
             return f"mark_ready is called for {names[0]} before its .grad is complete"
     return "" if in_mark_ready else unsent_in(events, buckets, none_too=True)
@@ -86,5 +88,8 @@ def unsent_in(
     while num_complete < len(buckets) and {*buckets[num_complete]} <= {*ready}:
         num_complete += 1
     if num_sent < num_complete and (num_sent or none_too):
-        return f"bucket {num_sent} was complete but never sent"
+        return (
+            f"bucket {num_sent} was complete but never sent, expected every complete "
+            "bucket to be sent"
+        )
     return ""

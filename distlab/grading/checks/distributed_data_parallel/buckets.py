@@ -169,15 +169,15 @@ def _flaw(model: Model, buckets: Buckets) -> tuple[str, str]:
     missing = [place for place in everyone if place not in placed]
     if missing:
         return (
-            f"tensor {missing[0]} is in no bucket, expected in one",
+            f"tensor {missing[0]} is in no bucket, expected every tensor in one",
             "tensor-in-no-bucket",
         )
     if sorted(placed) != everyone:
         twice = next(place for place in everyone if placed.count(place) > 1)
-        return f"tensor {twice} is in two buckets, expected in one", ""
+        return f"tensor {twice} is in two buckets, expected it in only one", ""
     if len(everyone) > 2 and placed == everyone:
         return (
-            "the first tensor is in the first bucket, expected in the last",
+            "the first tensor is in the first bucket, expected it in the last one",
             "buckets-in-forward-order",
         )
     return _order(buckets), ""
@@ -190,7 +190,7 @@ def _order(buckets: Buckets) -> str:
             if one < other:
                 return (
                     f"in bucket {number}, tensor {one} comes before tensor {other}, "
-                    "expected after it"
+                    "expected the other order"
                 )
     return _misplaced(buckets)
 
@@ -205,8 +205,9 @@ def _misplaced(buckets: Buckets) -> str:
     for number, (one, other) in enumerate(pairwise(bucket[-1] for bucket in buckets)):
         if one < other:  # its last tensor is the last one to have a gradient
             return (
-                f"bucket {number} comes before bucket {number + 1}, expected after it: "
-                f"tensor {one} gets its gradient after tensor {other}"
+                f"bucket {number}, with tensor {one}, comes before bucket "
+                f"{number + 1}, with tensor {other}, expected the other order: "
+                f"tensor {other}'s gradient is ready first"
             )
     return ""
 
@@ -239,8 +240,8 @@ def full_and_not_too_full(runs: Runs) -> str | None:
                     laid_out,
                     model,
                     buckets,
-                    f"bucket {number} ends after {size} bytes, expected the next "
-                    f"tensor, of {model.bytes_of(after)} bytes, in it too",
+                    f"bucket {number} ends after {size} bytes, expected it to hold the "
+                    f"next tensor, of {model.bytes_of(after)} bytes, too",
                 )
     return None
 

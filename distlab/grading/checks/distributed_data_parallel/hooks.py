@@ -60,8 +60,8 @@ from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 
 LAYERS_MIB = 2.5 * LAYER_BYTES / MIB  # two layers in a bucket
-SECOND = ", in a second backward()"
-OTHER_ORDER = ", where layers are used in another order than on other ranks"
+SECOND = "in a second backward(), "
+OTHER_ORDER = "which uses its layers in an order of its own, "
 BRANCH_MIB = 1.5 * 8 * WIDTH * WIDTH / MIB  # one branch in a bucket
 
 
@@ -122,10 +122,10 @@ def _step(
             if flaw := flaw_of(events, buckets, marked, twice, own):
                 unsent = bool(via and flaw == unsent_in(events, buckets))
                 aside = SECOND if turn else OTHER_ORDER * unsent
-                return {"events": events, "flaw": flaw + aside}
+                return {"events": events, "flaw": aside + flaw}
             raise
         if via and (flaw := unsent_in(events, buckets)):
-            return {"events": events, "flaw": flaw + (SECOND if turn else OTHER_ORDER)}
+            return {"events": events, "flaw": (SECOND if turn else OTHER_ORDER) + flaw}
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
     flat = torch.cat([gradient.reshape(-1) for gradient in found])
@@ -274,7 +274,7 @@ def _suspects(part: str, own: list[dict[str, Tensor]]) -> list[Suspect]:
                 values=swapped,
                 sentence="each rank sends its buckets in its own order of "
                 "readiness, so "
-                "different layers are added up: expected one order on all ranks",
+                "different layers are added up, expected the same order on all ranks",
                 rule="self.buckets has one order on all ranks: send in this order",
             )
         )
@@ -298,7 +298,8 @@ def nobody_waits_in_backward(runs: Runs) -> str | None:
                 act = "wait()" if event[0] == "wait" else f"comm.{event[1]}"
                 raise NotYetError(
                     f"rank {record.rank} waits in {act} while backward() still "
-                    "computes gradients, expected only a start",
+                    "computes gradients, expected the hooks to start messages without "
+                    "waiting",
                     slug="waits-in-backward",
                     evidence=lanes(run, "chain"),
                     rule="start it with async_op=True, and wait in finalize_backward()",

@@ -123,7 +123,7 @@ def one_process(seed: int, n: int, over_all: bool = False) -> OneProcess:
     "distributed_data_parallel.unused",
     "C3",
     worlds=FEWER,
-    runs=[on_ranks(run_out).when("with different numbers of batches")],
+    runs=[on_ranks(run_out).when("when the ranks have different numbers of batches")],
     after=("C1",),
 )
 def who_is_out_takes_part(runs: Runs) -> str | None:
@@ -229,7 +229,7 @@ def _expect_steps(
         ) -> list[Tensor]:
             return [guess if rank in out else mean for rank in range(n)]
 
-        zeros = "zeros, not the mean of the ranks that have a batch"
+        zeros = "zeros, expected the mean of the ranks that have a batch"
         expect_values(
             [actual[out.index(r)] if r in out else mean for r in range(n)],
             same_everywhere(mean, n),

@@ -179,7 +179,8 @@ def _played(runs: Runs) -> Run:
             num_sent, every = told["unsent"]
             raise NotYetError(
                 "when backward() doesn't reach every parameter, rank "
-                f"{record.rank} sent {num_sent} of {every} buckets, expected all",
+                f"{record.rank} sent {num_sent} of {every} buckets, expected all of "
+                "them",
                 rule="each rank sends every bucket, also where it uses none of it",
             )
         if told and "forgotten" in told:
@@ -206,7 +207,7 @@ def _not_found(unused: list[str], right: list[str]) -> str:
     if missing := sorted({*right} - {*unused}):
         return f"find_unused misses {missing[0]}, which backward() can't reach"
     twice = next(name for name in unused if unused.count(name) > 1)
-    return f"find_unused returned {twice} more than once, expected once"
+    return f"find_unused returned {twice} more than once, expected each parameter once"
 
 
 BRANCHES = on_ranks(take_branches).when("when ranks use different layers")
@@ -268,7 +269,7 @@ def _expect_held_back(run: Run, seed: int) -> None:
                 slug="held-back-lost",
                 values=same_everywhere(flat(lost), n),
                 sentence="a layer's gradient from a microbatch under no_sync() is lost "
-                "when the next one doesn't use the layer, expected it kept",
+                "when the next one doesn't use the layer, expected it to stay",
                 rule="write zeros only if .grad is None",
             )
         ],
@@ -282,7 +283,7 @@ def _expect_somebodys(found: list[Found], n: int, step: int) -> None:
             if each[f"layers.{name}.weight"] is None:
                 raise NotYetError(
                     f"in step {step + 1}, rank {rank}'s .grad of layer {name} is "
-                    "None although another rank used it, expected the mean",
+                    "None although another rank used it, expected the mean gradient",
                     rule="all ranks take the same step: create a .grad for the mean",
                 )
 

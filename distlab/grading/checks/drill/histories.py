@@ -284,10 +284,10 @@ def _text(event: Event, rank: int, step: int) -> str:
 _K, _W, _F = "killed", "data_worker", "frozen"
 _LAST = "the last rank is stopped and one of the others has timed out"
 _FIRST = "the first rank is stopped and one of the others has timed out"
-_JUST = "a rank takes 1.05 s and the median of the others is 0.5 s"
-_TWICE = "a rank takes 1 s, exactly twice the median of the others"
-_EVEN = "one of three ranks takes 2.125 s and the median of the others is 1 s"
-_NOT_EVEN = "one of three ranks takes 1.75 s and the median of the others is 1 s"
+_JUST = "a rank's own time is 1.05 s and the others' median is 0.5 s"
+_TWICE = "a rank's own time is 1 s, exactly twice the others' median"
+_EVEN = "one of three ranks has 2.125 s of own time and the others' median is 1 s"
+_NOT_EVEN = "one of three ranks has 1.75 s of own time and the others' median is 1 s"
 _AHEAD = "a rank is killed that is one step ahead of the others"
 _FIRST_LINE = "the rank that reports first is the only one with another checksum"
 _SLOW = own_times(5, 0.5, 0.1, 0.1, 0.1)
@@ -296,7 +296,12 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
     "C1": (
         ("a rank gets a nan in the middle of a run", "nan", 15, ()),
         ("a rank gets a nan in the newest step", "nan", 3, (until(8),)),
-        ("a rank gets a nan in the step of a checkpoint", "nan", 15, (saved(8),)),
+        (
+            "a rank gets a nan and a checkpoint of that very step is saved",
+            "nan",
+            15,
+            (saved(8),),
+        ),
         ("a weight of one rank differs", "desync", 15, ()),
         ("a weight of one rank differs in the newest step", "desync", 2, (until(7),)),
         (
@@ -340,9 +345,9 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
     ),
     "C2": (
         ("a rank is killed", _K, 2, ()),
-        ("a rank is killed and the agent notices it after others", _K, 2, (seen_late,)),
+        ("a rank is killed but the agent sees others fail first", _K, 2, (seen_late,)),
         (
-            "one rank is killed and the agent notices it after others",
+            "one rank is killed but the agent sees others fail first",
             "killed_rank_0",
             0,
             (seen_late,),
@@ -350,7 +355,7 @@ LISTS: dict[str, Sequence[tuple[str, str, int, Sequence[Change]]]] = {
         ("a data worker is killed", _W, 3, ()),
         ("a rank ends by SIGSEGV", _K, 2, (ended_by("SIGSEGV"),)),
         (
-            "a rank ends by SIGBUS and the agent notices it after others",
+            "a rank ends by SIGBUS but the agent sees others fail first",
             _K,
             2,
             (seen_late, ended_by("SIGBUS")),

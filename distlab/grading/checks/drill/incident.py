@@ -231,7 +231,7 @@ def _sentence(what: str, expected: Incident, answer: Incident) -> str:
         (_, right, told), *_ = wrong
         return f"when {what}, `incident` blamed rank {told}, expected rank {right}"
     got = enumerated(f"{name}={told!r}" for name, _, told in wrong)
-    due = enumerated(repr(right) for _, right, _ in wrong)
+    due = enumerated(f"{name}={right!r}" for name, right, _ in wrong)
     return f"when {what}, `incident` returned {got}, expected {due}"
 
 

@@ -132,7 +132,8 @@ def _completed(steps: Stage) -> str:
     ranks = _num(len(steps), "rank")
     if len({*steps}) == 1:
         return f"{ranks} completed {_num(steps[0], 'step')}{' each' * (len(steps) > 1)}"
-    return f"{ranks} completed {enumerated(steps)} steps"
+    to = "and" if len(steps) == 2 else "to"
+    return f"ranks 0 {to} {len(steps) - 1} completed {enumerated(steps)} steps"
 
 
 def _numbers(items: Sequence[int]) -> str:
@@ -202,7 +203,7 @@ class Split:
             return f"in a new epoch, {whose}"
         if len(trained) > 1:
             sizes = " and then ".join(str(len(stage)) for stage in trained)
-            return f"after steps on {sizes} ranks, {whose}"
+            return f"after training on {sizes} ranks, {whose}"
         return f"after {_completed(trained[0])}, {whose}"
 
     def error(self, message: str, rule: str, slug: str = "") -> NotYetError:
@@ -308,12 +309,12 @@ def _samples(split: Split) -> NotYetError | None:
         return None
     what = []
     if again:
-        what.append(f"repeats {_samples_of(again)}, which a rank has completed")
+        what.append(f"repeats the completed {_samples_of(again)}")
     if lost:
-        why = "" if again else ", which no rank has completed"
-        what.append(f"leaves out {_samples_of(lost)}{why}")
+        what.append(f"leaves out {_samples_of(lost)}")
     slug, rule = _cause(split, given)
-    return split.error(", and ".join(what), rule, slug)
+    text = f"{' and '.join(what)}, expected each remaining sample once"
+    return split.error(text, rule, slug)
 
 
 def _cause(split: Split, given: set[int]) -> tuple[str, str]:
@@ -364,7 +365,8 @@ def _shape(split: Split) -> NotYetError | None:
     often = [index for index in counts if counts[index] > 1]
     if often:
         return split.error(
-            f"has sample {often[0]} {counts[often[0]]} times, expected once",
+            f"has sample {often[0]} {counts[often[0]]} times, expected every sample "
+            "once",
             "do not pad: shards may differ by one sample",
         )
     for step in range(lengths[0] if lengths else 0):
@@ -372,7 +374,7 @@ def _shape(split: Split) -> NotYetError | None:
         if max(sizes) - min(sizes) > 1:
             return split.error(
                 f"has shards of {_numbers(sizes)} samples in step {step}, expected "
-                "sizes at most one apart",
+                "sizes that differ by at most 1",
                 "the shards of a step differ by at most one sample",
             )
     return None

@@ -55,7 +55,7 @@ def _joined(contract: MembershipContract, member: str, generation: int) -> str:
 
 def _named_member(contract: MembershipContract, member: str) -> str:
     if member in contract.members or member in contract.joined:
-        return member
+        return f"member {member}"
     return f"{member}, which is not a member,"
 
 
@@ -96,7 +96,7 @@ class Difference:
         if contract.is_late:
             return f"WakeAt({contract.seen.due_s:.4g}), then {wanted}"
         if [action[0] for action in expected] == ["wake"]:
-            return f"only {wanted}, {self._wait} later"
+            return f"only {wanted}, a Tick when {self._wait} is over"
         return wanted
 
     @property
@@ -139,7 +139,7 @@ class Difference:
             when = " before timeout_s was over" * is_early
             if "stop" in {action[0] for action in expected} and not contract.is_late:
                 when = " after timeout_s was over"
-            return f"{when}, with {num} of at least {least} members joined"
+            return f"{when}, with {num} of the required {least} members joined"
         if contract.is_late and not seen.is_disputed:
             return ""
         if seen.is_disputed or not seen.is_majority:
@@ -276,12 +276,12 @@ class Difference:
         best = sources[0]
         if seen.members and source not in seen.members:
             return (
-                f"lets new member {source} send the state, expected "
-                f"{' or '.join(sources)}, which was in the last generation"
+                f"names new member {source} as the source of the state, expected "
+                f"{' or '.join(sources)} of the last generation"
             )
         return (
-            f"lets {source} send the state of step {steps.get(source, '?')}, expected "
-            f"{' or '.join(sources)}, which has the newest step, {steps[best]}"
+            f"names {source}, at step {steps.get(source, '?')}, as the source of the "
+            f"state, expected {' or '.join(sources)} at the newest step, {steps[best]}"
         )
 
 

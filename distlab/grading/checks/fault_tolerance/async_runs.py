@@ -102,20 +102,19 @@ def _shard(disk: SimDisk, step: int, rank: int) -> Any:
 def _flaw(shard: Any, tensors: dict[str, Tensor], meta: Any) -> str:
     """What is wrong with a shard."""
     if shard is None:
-        return "it has no shard"
+        return "has no shard, expected one"
     if shard.tensors.keys() != tensors.keys():
         odd = sorted(shard.tensors.keys() ^ tensors.keys())
-        return f'its shard has other tensors than were saved, such as "{odd[0]}"'
+        return f'has other tensors than were saved, such as "{odd[0]}"'
     for name, tensor in tensors.items():
         found = shard.tensors[name]
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-            return f'its "{name}" has another shape or dtype'
+            return f'has "{name}" with another shape or dtype, expected the same'
         if not same_tensor(found, tensor):
             later = not found.any() and bool(tensor.any())
-            return (
-                f'its "{name}" has {"the values of later" if later else "other values"}'
-            )
-    return "" if shard.meta == meta else f"its meta is {shard.meta}, expected {meta}"
+            values = "the values of later" if later else "other values"
+            return f'has "{name}" with {values}, expected those that were saved'
+    return "" if shard.meta == meta else f"has meta {shard.meta}, expected {meta}"
 
 
 def save_again(context: RankContext, unit: ModuleType, seed: int) -> Any:

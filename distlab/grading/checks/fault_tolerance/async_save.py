@@ -36,8 +36,8 @@ def the_values_of_the_call(runs: Runs) -> str | None:
                 continue
             is_later = "values of later" in flaw or "99" in flaw
             raise NotYetError(
-                f"when training changes tensors and meta after save({step}) has "
-                f"returned, {_flawed(rank, flaw)}",
+                f"when `tensors` and `meta` change after save({step}) has returned, "
+                f"{_flawed(rank, flaw)}",
                 slug="not-copied" if is_later else "",
                 rule="copy the tensors and the meta before the thread starts"
                 if is_later
@@ -45,9 +45,8 @@ def the_values_of_the_call(runs: Runs) -> str | None:
             )
         if value["read_later"]:
             raise NotYetError(
-                f"on rank {rank}, another thread reads the tensors or the meta that "
-                "save "
-                "was given, expected it to read copies",
+                f"on rank {rank}, another thread reads the `tensors` or the `meta` "
+                "given to save, expected that thread to read copies",
                 slug="not-copied",
                 rule="copy the tensors and the meta before the thread starts",
             )
@@ -60,10 +59,10 @@ def _flawed(rank: int, flaw: str) -> str:
     if "values of later" in flaw:
         name = flaw.split('"')[1]
         return (
-            f'rank {rank}\'s checkpoint has the new values of "{name}", expected those '
-            "of the call"
+            f'rank {rank}\'s checkpoint has the new values of "{name}", expected the '
+            "values when save was called"
         )
-    return f"rank {rank}'s checkpoint is wrong: {flaw}"
+    return f"rank {rank}'s checkpoint {flaw}"
 
 
 def _expect_own_copies(run: Run) -> None:
@@ -72,7 +71,7 @@ def _expect_own_copies(run: Run) -> None:
         if value["two"]:
             return  # two threads at a time: C3 says so
         if value["flaw"]:
-            what = f"is wrong: {value['flaw']}"
+            what = value["flaw"]
             if value["is_second"]:
                 what = "has the values of step 2, expected those of step 1"
             raise NotYetError(
@@ -166,7 +165,7 @@ def one_at_a_time(runs: Runs) -> str | None:
         if said[2] or said[3]:
             raise NotYetError(
                 f"{where} raised the error on rank {rank} and a later call raised it "
-                "again, expected it only once",
+                "again, expected the error only once",
                 slug="raised-twice",
                 rule="forget the error when you raise it",
             )
@@ -180,7 +179,8 @@ def one_at_a_time(runs: Runs) -> str | None:
         if any(said[6:]):
             raise NotYetError(
                 f"after {bad}'s disk was full in save(6), wait() raised the error on "
-                f"rank {rank} and a later call raised it again, expected it only once",
+                f"rank {rank} and a later call raised it again, expected the error "
+                "only once",
                 slug="raised-twice",
                 rule="forget the error when you raise it",
             )
@@ -231,22 +231,23 @@ def _expect_any_error(run: Run) -> None:
             if not row["failed"]:
                 continue
             where = (
-                f"after a message of a save raised {row['kind']} in its thread, "
+                f"after a message in save's thread raised {row['kind']}, "
                 f"{row['call']} on rank {rank} raised"
             )
             if not row["said"]:
                 raise NotYetError(
-                    f"{where} no error, expected that one",
+                    f"{where} no error, expected the thread's error",
                     slug="error-lost",
                     rule="keep every Exception of the thread, and raise it in wait",
                 )
             if "was lost" in row["said"] and row["text"] not in row["said"]:
                 raise NotYetError(
-                    f"{where} the error of another save, expected that one"
+                    f"{where} the error of another save, expected the thread's error"
                 )
             if row.get("again"):
                 raise NotYetError(
-                    f"{where} it and wait() raised it again, expected it only once",
+                    f"{where} the error and a later wait() raised it again, expected "
+                    "the error only once",
                     slug="raised-twice",
                     rule="forget the error when you raise it",
                 )

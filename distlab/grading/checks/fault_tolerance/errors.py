@@ -219,7 +219,7 @@ def an_error_on_every_rank(runs: Runs) -> str | None:
 
 
 def _setting(record: dict[str, Any], size: int) -> str:
-    what = "has a complex128 tensor, which no shard can hold"
+    what = "saves a complex128 tensor, an unsupported dtype"
     if record["full"]:
         which = "the manifest" if record["full"] == ".json" else "its shard"
         what = f"finds the disk full while writing {which}"
@@ -231,7 +231,7 @@ def _expect_error(record: dict[str, Any], size: int) -> None:
     setting = _setting(record, size)
     if record["end"]:
         raise NotYetError(
-            f"{setting}, {record['end']}",
+            f"{setting}, {record['end']}, expected a CheckpointError on every rank",
             slug="raised-alone",
             kind="DEADLOCK" if "wait" in record["end"] else "NOT YET",
             rule="catch the error, exchange it, and raise on every rank",
@@ -274,14 +274,13 @@ def _expect_error(record: dict[str, Any], size: int) -> None:
         )
     if STEP in record["complete"]:
         raise NotYetError(
-            f"{setting}, step {STEP} has a manifest afterwards, expected none",
+            f"{setting}, step {STEP} has a manifest afterwards, expected no manifest",
             played=size,
         )
     if not record["next"]:
         raise NotYetError(
             f"{setting}, the next save leaves step {NEXT_STEP} incomplete, expected "
-            "it to "
-            "succeed",
+            "that save to succeed",
             played=size,
         )
 
@@ -424,18 +423,18 @@ def _expect_kept(
     if gone:
         name, slug = gone[0], ""
         its_step = given.step_of(name)
-        why = f", but step {its_step} is one of the newest {keep} that are complete"
+        why = f"step {its_step} to stay as one of the newest {keep} complete ones"
         if (its_step or 0) > step:
-            why = f", but step {its_step} is later than {step}"
+            why = f"step {its_step} to stay, which is later than {step}"
         if its_step is None:
-            why, slug = ", which is no file of a checkpoint", "foreign-removed"
+            why, slug = "files of no checkpoint to stay", "foreign-removed"
         counted = [one for one in (*_SAVED, _TORN) if one <= step]
         is_out = its_step not in sorted(counted)[-keep:]
         is_torn_counted = is_out and its_step in counted and step >= _TORN
         if is_torn_counted:
-            why += f"; the manifest of step {_TORN} is torn and doesn't count"
+            why += f", since step {_TORN} has a torn manifest"
         raise NotYetError(
-            f'{call} removed "{name}"{why}',
+            f'{call} removed "{name}", expected {why}',
             slug=slug,
             rule=f"the manifest of step {_TORN} cannot be decoded: it is not counted"
             if is_torn_counted

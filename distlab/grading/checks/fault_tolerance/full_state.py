@@ -423,10 +423,14 @@ def _expect_resized(record: dict[str, Any], old: int, setting: str) -> None:
     for rank, which in enumerate(record["residuals"]):
         is_of_one = which == "first"
         if which != "mean" and old > 1:
-            got = {"first": "those of rank 0", "sum": "the sum of all", "none": "empty"}
+            got = {
+                "first": "the residuals that rank 0 saved",
+                "sum": "the sum of all residuals",
+                "none": "no residuals",
+            }
             raise NotYetError(
-                f"{setting}, the residuals of rank {rank} are "
-                f"{got.get(which, 'something else')}, expected the mean of all ranks'",
+                f"{setting}, rank {rank} gets {got.get(which, 'other residuals')}, "
+                f"expected the mean of all {old} ranks' residuals",
                 slug="residuals-of-one-rank" if is_of_one else "",
                 rule="DDP divides the sum by the number of ranks: the mean keeps it",
             )

@@ -142,9 +142,10 @@ def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
     new, old, oldest = (_first_shard(files, step) for step in (NEW, OLD, 8))
     what = f'the last byte of "{old}" is missing'
     yield what, _cut(files, old), NEW, ()
-    yield f"{what}, and that of {_quoted(oldest)}", _cut(files, old, oldest), NEW, ()
+    both = f'the last bytes of "{old}" and'
+    yield f"{both} {_quoted(oldest)} are missing", _cut(files, old, oldest), NEW, ()
     yield (
-        f"{what}, and that of {_quoted(new)}",
+        f"{both} {_quoted(new)} are missing",
         _cut(files, old, new),
         AS_TEXT,
         (new, old),
@@ -331,19 +332,19 @@ def what_was_refused(runs: Runs) -> str | None:
         if len(lines) < len(names):
             raise NotYetError(
                 f"{setting} has {_num_lines(len(lines))}, expected {len(names)}, one "
-                "of "
-                f'them for "{names[len(lines)]}"',
+                f'of them for "{names[len(lines)]}"',
                 evidence=_lines(lines),
             )
         for line, name in _pairs(lines, names):
             if name not in line or "\n" in line:
                 raise NotYetError(
-                    f'{setting} contains "{line}", expected one line that names '
-                    f'"{name}"'
+                    f'{setting} doesn\'t name "{name}" in one line, expected the '
+                    "name of each refused file",
+                    evidence=_lines(lines),
                 )
             if len(line) < len(name) + 8:
                 raise NotYetError(
-                    f'{setting} contains "{line}", expected the reason too'
+                    f'{setting} has only "{line}" in a line, expected the reason too'
                 )
     return None
 
