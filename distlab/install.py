@@ -458,7 +458,7 @@ def _run(argv: Sequence[str] | None) -> int:
         raise InstallError(
             f"This is Python {platform.python_version()}; distlab needs 3.11 or newer."
         )
-    if importlib.util.find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:  # setuptools has a finder of its own
         raise InstallError(
             "This Python has no pip; `make` or `python -m distlab setup` brings one."
         )

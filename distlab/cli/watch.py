@@ -95,7 +95,8 @@ class _Session:
         self._skip_asked = False
         self._under_judgement: dict[Path, tuple[int, int, int]] = {}
         self._judged: dict[Path, tuple[int, int, int]] = {}  # as of the last look
-        self._code: dict[str, str] = {}  # the digest of each task's code, as of then
+        self._read: dict[str, str] = {}  # the digest of each task's code
+        self._code: dict[str, str] = {}  # the same, as of the last look
         self._next_key, self._key = next_key, ""
         self.exit_code = 0
         cluster.is_unwanted = self._is_unwanted
@@ -175,7 +176,7 @@ class _Session:
 
         `asked` is for the current task, whatever was saved.
         """
-        self._under_judgement = self._states()
+        self._read_files()
         self._skip_asked = False
         try:
             self.judge(asked=asked)
@@ -183,7 +184,7 @@ class _Session:
             if self._key != "q":
                 self._say("dim", "  saved again: starting over")
         else:
-            self._judged, self._code = self._under_judgement, self._digests()
+            self._judged, self._code = self._under_judgement, dict(self._read)
 
     def _is_unwanted(self) -> bool:
         self._key = self._key or self._next_key()
@@ -227,14 +228,24 @@ class _Session:
         else:
             self._tell_of_other_files(passed_again)
 
-    def _digests(self) -> dict[str, str]:
-        """Return the digest of each task's code; the old one if it can't be read."""
-        found = dict(self._code)
-        for task in self._curriculum.tasks:
-            verdict, _ = look_at(self._curriculum, task, "mine")
-            if verdict.function_digest and verdict.slug not in _UNREADABLE:
-                found[task.id] = verdict.function_digest
-        return found
+    def _read_files(self) -> None:
+        """Note the files' states and, of those that are new, each task's code.
+
+        Both before anything is judged or said: a save that follows is a new one. If a
+        task's code can't be read, its old digest stays.
+        """
+        while self._states() != self._under_judgement:
+            before, self._under_judgement = self._under_judgement, self._states()
+            for task in self._curriculum.tasks:
+                file = self._file_of(task)
+                if self._under_judgement.get(file) == before.get(file):
+                    continue
+                verdict, _ = look_at(self._curriculum, task, "mine")
+                if verdict.function_digest and verdict.slug not in _UNREADABLE:
+                    self._read[task.id] = verdict.function_digest
+
+    def _file_of(self, task: Task) -> Path:
+        return self._curriculum.units[task.unit].template(self._curriculum.root)
 
     def _saved(self) -> list[Path]:
         """Return the files that have changed since the last look."""
@@ -245,19 +256,19 @@ class _Session:
         ]
 
     def _is_saved(self, task: Task) -> bool:
-        unit = self._curriculum.units[task.unit]
-        return unit.template(self._curriculum.root) in self._saved()
+        return self._file_of(task) in self._saved()
 
     def _turn_to_what_was_edited(self, passed_again: Sequence[TaskVerdict]) -> None:
         """Take the task whose code was saved, unless one was named on the command line.
 
         The current one stays if its own code was edited, or no task's code was.
         """
-        code, known = self._digests(), {verdict.id for verdict in passed_again}
+        known = {verdict.id for verdict in passed_again}
         edited = [
             task
             for task in self._curriculum.tasks
-            if code.get(task.id) != self._code.get(task.id) and task.id not in known
+            if self._read.get(task.id) != self._code.get(task.id)
+            and task.id not in known
         ]
         if self._name or self._task in edited:
             return
