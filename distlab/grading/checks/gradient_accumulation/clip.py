@@ -182,12 +182,12 @@ def _first_wrong_step(run: Run, seed: int) -> NotYetError:
     call = f"{_in_call(step)}, rank {rank} stepped"
     if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
         said = (
-            f"with a gradient of the right norm, {wanted:.3g}, but in another direction"
+            f"with a gradient of the right norm, {wanted:.3g}, but the wrong direction"
         )
     else:
-        said = "with a gradient of norm {}, expected {}".format(
-            *_pair(norms[rank], wanted)
-        )
+        what = "the unclipped norm" if wanted < MAX_NORMS[step] else "norm"
+        got, right = _pair(norms[rank], wanted)
+        said = f"with a gradient of norm {got}, expected {what} {right}"
     return NotYetError(f"{call} {said}", evidence=tuple(evidence))
 
 
@@ -230,7 +230,7 @@ def norm_before_clipping(runs: Runs) -> str | None:
     told = expect_norms(finished(runs, clip_steps), runs.seed, "clip")
     if runs.world_size == WORLDS[0]:
         # No baseline here trains some of the parameters only.
-        what = f"{HAS_SOME}, the returned norm"
+        what = f"{HAS_SOME}, the list of returned norms"
         freedom = up_to(TOLERANCE)
         expect_like_reference(runs, PART, "norms", what=what, freedom=freedom)
     return told
