@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -30,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 # PyTorch's own documented index of CPU-only wheels; the only address given to pip.

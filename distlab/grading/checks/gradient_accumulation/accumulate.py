@@ -118,7 +118,7 @@ def one_microbatch_at_a_time(runs: Runs) -> str | None:
         times = worst["peak"] / worst["one"]
         raise NotYetError(
             f"at the peak, autograd keeps the activations of {times:.3g} microbatches, "
-            "expected those of one at a time",
+            "expected only one microbatch's at a time",
             slug="graphs-kept",
             evidence=tuple(
                 Evidence(

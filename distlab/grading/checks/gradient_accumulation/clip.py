@@ -182,12 +182,12 @@ def _first_wrong_step(run: Run, seed: int) -> NotYetError:
     call = f"{_in_call(step)}, rank {rank} stepped"
     if abs(norms[rank] - wanted) <= TOLERANCE * max(1.0, wanted):
         said = (
-            f"with a gradient of the right norm, {wanted:.3g}, but in another direction"
+            f"with a gradient of the right norm, {wanted:.3g}, but the wrong direction"
         )
     else:
-        said = "with a gradient of norm {}, expected {}".format(
-            *_pair(norms[rank], wanted)
-        )
+        what = "the unclipped norm" if wanted < MAX_NORMS[step] else "norm"
+        got, right = _pair(norms[rank], wanted)
+        said = f"with a gradient of norm {got}, expected {what} {right}"
     return NotYetError(f"{call} {said}", evidence=tuple(evidence))
 
 
@@ -239,7 +239,7 @@ def expect_norms_of_some(runs: Runs, part: RunSpec) -> None:
     Raises:
         NotYetError: it isn't what the reference returns; no baseline trains some only.
     """
-    what = f"{HAS_SOME}, the returned norm"
+    what = f"{HAS_SOME}, the list of returned norms"
     freedom = up_to(TOLERANCE)
     expect_like_reference(runs, part, "norms", what=what, freedom=freedom)
 

@@ -113,7 +113,7 @@ def sent_once(runs: Runs) -> str | None:
         raise NotYetError(
             f"a rank sends its gradients {sent[0] / size:.3g} times with 3 "
             f"microbatches and {sent[1] / size:.3g} times with 5, "
-            "expected once, after the last one",
+            "expected once, after the last microbatch",
             slug="synced-every-microbatch",
             evidence=calls_of_each(many),
             rule="accumulate first; then one all_reduce of the sums",

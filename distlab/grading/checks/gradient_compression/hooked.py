@@ -130,7 +130,7 @@ def expect_kept_in_residuals(
             has = "has nothing" if is_empty else "has other values"
             raise NotYetError(
                 f"after {STEPS} steps, rank {rank}'s self.residuals {has} for bucket "
-                f"{bucket}, expected what the rank has not sent yet",
+                f"{bucket}, expected the part that the rank has not sent yet",
                 rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
             )
 

@@ -135,7 +135,7 @@ def _expect_no_nan(runs: Runs) -> None:
             of_zeros = "with a bucket of zeros, " * everywhere
             raise NotYetError(
                 f"{of_zeros}rank {record.rank} converts a nan to {dtype}, which isn't "
-                "defined; expected numbers only",
+                "defined, expected numbers only",
                 slug="zero-scale" if everywhere else "",
                 rule="the scale may be 0: do not divide by it" if everywhere else "",
             )
@@ -222,8 +222,8 @@ def _expect_own_numbers_fit(runs: Runs) -> None:
     for what, actual, total, bound, overflown in _narrow_results(runs):
         if overflown:
             raise NotYetError(
-                f"{what}, the largest number is 128, expected at most 127: it became "
-                "-128 in int8",
+                f"{what}, the largest number is 128, which int8 turns into -128, "
+                "expected at most 127",
                 slug="int8-overflow",
                 evidence=_rows([actual], total, bound),
                 rule="limit the numbers to +-(127 // n): in 16 bits largest / scale "
@@ -254,7 +254,7 @@ def _narrow_results(runs: Runs) -> Iterator[_Narrow]:
         # 128 scales are one more than the largest element.
         overflown = off(actual, total) > bound and off(actual, guess) <= 2.5 * scale
         largest = float(part.abs().max())
-        what = f"with a {dtype} bucket whose largest element is {largest:.3g}"
+        what = f"for a {dtype} bucket with elements up to {largest:.3g}"
         yield _Narrow(what, actual, total, bound, overflown)
 
 
@@ -324,8 +324,8 @@ def _expect_room_for_the_residual(runs: Runs) -> None:
     raise NotYetError(
         "when the residual is larger than the gradients, "
         + (
-            "the scale is that of the gradients alone, expected gradient + residual: "
-            "the numbers don't fit into int8"
+            "the scale follows from the gradients alone, expected it to follow from "
+            "gradient + residual"
             if fits
             else _farthest(actual, total, bound)
         ),
@@ -373,7 +373,7 @@ def rounding_is_made_up_for(runs: Runs) -> str | None:
         raise NotYetError(
             f"after {STEPS} steps, the ranks' self.residuals "
             + ("are empty" if is_empty else "add up to other values")
-            + ", expected what the steps have rounded off",
+            + ", expected the rounding errors of all steps",
             rule="self.residuals.keep(bucket, rest), and self.residuals.of(bucket)",
         )
     return f"{STEPS} steps: off by less than one rounding"
@@ -402,8 +402,8 @@ def _expect_own_residuals(runs: Runs) -> None:
         for a in of_ranks
     ):
         raise NotYetError(
-            "each rank keeps gradient + residual minus the sum of all ranks' numbers, "
-            "expected minus the rank's own numbers only",
+            "each rank subtracts the sum of all ranks' numbers from gradient + "
+            "residual, expected it to subtract its own numbers only",
             slug="residual-of-the-sum",
             rule="keep the residual before comm.all_reduce(numbers), which changes "
             "them in place",
@@ -415,10 +415,10 @@ def _lost(rank: int, actual: Tensor, total: Tensor, bound: float) -> None:
     # Without error feedback each step may be off by one rounding, and no more.
     gone = not actual[at].any() and off(actual, total) <= STEPS * bound
     raise NotYetError(
-        f"after {STEPS} steps, the sum of rank {rank}'s buckets is off by "
-        f"{off(actual, total):.3g}, expected at most {bound:.3g}, one step's rounding"
-        + ": what each step rounds off is lost"
-        * gone,
+        "each step's rounding error is lost, so "
+        * gone
+        + f"rank {rank}'s bucket.flat, summed over {STEPS} steps, is off by "
+        f"{off(actual, total):.3g}, expected at most {bound:.3g}, one step's rounding",
         slug="no-error-feedback" if gone else "",
         evidence=[
             (

@@ -34,35 +34,35 @@ def guesses(parts: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     }
 
 
-_LEVELS = "a rank's numbers may be as large as 127 // n"
+_LEVELS = "a rank's numbers may be as large as 127 // world_size"
 MISTAKES = {
     "int8-overflow": Mistake(
         "int8-overflow",
-        "the ranks' numbers add up to more than int8 holds and wrap around, expected "
-        "at most 127 // n on each rank",
+        "the sum of the ranks' int8 numbers overflows, expected each rank's numbers to "
+        "be at most 127 // world_size",
         _LEVELS,
     ),
     "fractional-levels": Mistake(
         "int8-overflow",
-        "the levels are 127 / n, expected 127 // n: numbers are rounded up, and their "
-        "sum wraps around",
+        "a rank's largest number is 127 / world_size rounded up, so the sum overflows, "
+        "expected 127 // world_size",
         _LEVELS,
     ),
     "levels-of-128": Mistake(
         "int8-overflow",
-        "the levels are 128 // n, expected 127 // n: in int8, 128 becomes -128",
+        "the ranks' numbers add up to 128, which int8 turns into -128, expected each "
+        "rank's numbers to be at most 127 // world_size",
         _LEVELS,
     ),
     "own-scale": Mistake(
         "own-scale",
-        "each rank used its own scale, expected one for all: numbers with different "
-        "scales were added",
+        "each rank used its own scale, expected one scale for all ranks",
         "all_reduce the scale with ReduceOp.MAX first",
     ),
     "signed-scale": Mistake(
         "",
-        "the scale is that of the largest element, expected the largest magnitude: a "
-        "large negative element doesn't fit into int8",
+        "the scale follows from the largest element, expected it to follow from the "
+        "largest magnitude, so that negative elements fit into int8",
         "corrected.abs().max()",
     ),
     "divided-twice": Mistake(

@@ -143,7 +143,8 @@ MISTAKES = (
     ),
     Mistake(
         "no-error-feedback",
-        "what earlier steps did not send is lost, expected it added to the gradient",
+        "the residual of earlier steps is lost, expected each rank to add it to its "
+        "gradient",
     ),
     Mistake(
         "factor-forgotten",
@@ -154,13 +155,14 @@ MISTAKES = (
 UNNAMED = (
     Mistake(
         "sum-subtracted",
-        "each rank's residual lacks the whole sum P Qᵀ, expected it to lack the "
-        "rank's share, P Qᵀ / n",
+        "each rank subtracted the whole sum P Qᵀ to get its residual, expected it to "
+        "subtract only its share, P Qᵀ / n",
         "the residual is M - P Qᵀ / n: each rank has sent its share of the sum",
     ),
     Mistake(
         "own-factor-kept",
-        "each rank kept its own Q from the step before, expected the ranks' sum",
+        "each rank started from its own Q of the step before, expected the sum of the "
+        "ranks' Q",
         "keep Q after its all_reduce: the next P adds up products with the same Q",
     ),
 )
@@ -256,7 +258,7 @@ def _expect_residuals(runs: Runs) -> None:
             raise NotYetError(
                 f"after {STEPS} steps, the ranks' self.residuals for bucket {bucket} "
                 + ("are empty" if is_empty else "add up to other values")
-                + ", expected what the sums still lack",
+                + ", expected the part that the ranks have not sent",
                 evidence=[
                     (NOBODY, "add up to", brief(left[:MATRIX])),
                     (NOBODY, "expected", brief(right[:MATRIX])),

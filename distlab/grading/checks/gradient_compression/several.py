@@ -32,10 +32,13 @@ from distlab.runner import Run
 NUMBERS = {0: "no matrix", 1: "one matrix", 2: "two matrices", 3: "three matrices"}
 NEAR = {"float64": 1e-7, "float32": 1e-3}
 SENTENCES = {
-    "not-orthonormal": "P Qᵀ has a P without orthonormal columns, expected them",
+    "not-orthonormal": "the columns of P are not orthonormal, expected orthonormal "
+    "columns",
     "factor-not-summed": "every rank used its own Q, expected the sum of all ranks' Q",
-    "no-error-feedback": "what earlier steps did not send is lost",
-    "factor-forgotten": "P was computed with the first Q again, expected the last Q",
+    "no-error-feedback": "the residual of earlier steps is lost, expected each rank to "
+    "add it to its gradient",
+    "factor-forgotten": "P was computed with the first Q again, expected the Q of the "
+    "step before",
 }
 _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -190,14 +193,14 @@ def expect_kept(runs: Runs) -> None:
         later = [value["sums"][step][EMPTY] for step in range(1, STEPS)]
         if not any(bool(part.any()) for part in later):
             raise NotYetError(
-                f"after a zero gradient in step 1, a matrix on rank {rank} stays zero "
-                "in all later steps: its Q has become zero, and so has its P",
+                f"after a zero gradient in step 1, P and Q of a matrix on rank {rank} "
+                "stay zero in all later steps, expected a P with orthonormal columns",
                 rule="a P of zeros needs orthonormal columns too",
             )
         if float(value["kept"].abs().max()) > 1e-6:
             raise NotYetError(
                 f"rank {rank} keeps a residual for parameters with fewer than two "
-                "dimensions, expected none: they are summed exactly",
+                "dimensions, expected a residual of zero",
                 rule="their residual is zero",
             )
 
@@ -213,7 +216,7 @@ def expect_one_wait(runs: Runs) -> None:
             if when == "again" and op != "wait()":
                 raise NotYetError(
                     f"when wait() is called twice on the same Work, rank {record.rank} "
-                    f"calls {op} again, expected no message",
+                    f"calls {op} again, expected the second wait() to do nothing",
                     rule="Later calls finish once",
                 )
 

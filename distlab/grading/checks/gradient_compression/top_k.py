@@ -210,7 +210,7 @@ def _first_suspects(seed: int, n: int) -> list[Suspect]:
         Suspect(
             slug="same-index-overwritten",
             values=[expected(seed, n, add=False, sends=_in_single)[0][0]] * n,
-            sentence=f"{overwritten}, in float32; expected the sum, in float64",
+            sentence=f"{overwritten} as float32, expected the sum in float64",
             rule=f"{adds}; {wide}",
         ),
         Suspect(
@@ -261,27 +261,28 @@ _OWN = "each rank keeps what it did not send itself"
 GUESSES = (
     _Guess(
         "no-error-feedback",
-        "what earlier steps did not send is lost, expected it added to the gradient",
+        "the residual of earlier steps is lost, expected each rank to add it to its "
+        "gradient",
         lambda now: torch.zeros_like(now.corrected),
     ),
     _Guess(
         "residual-of-the-mean",
-        "each rank's residual lacks the mean of all ranks, expected it to lack what "
-        "this rank sent",
+        "each rank subtracted the mean over all ranks to get its residual, expected it "
+        "to subtract only what it sent itself",
         lambda now: now.corrected - now.total / now.num_ranks,
         _OWN,
     ),
     _Guess(
         "residual-of-the-sum",
-        "each rank's residual lacks the sum of all ranks, expected it to lack what "
-        "this rank sent",
+        "each rank subtracted the sum over all ranks to get its residual, expected it "
+        "to subtract only what it sent itself",
         lambda now: now.corrected - now.total,
         _OWN,
     ),
     _Guess(
         "sent-and-kept",
-        "each rank sent the same elements again, expected the residual without what "
-        "was sent",
+        "each rank left the elements that it sent in its residual, expected it to "
+        "remove them",
         lambda now: now.corrected,
     ),
     _Guess(
@@ -291,8 +292,8 @@ GUESSES = (
     ),
     _Guess(
         "old-residual-lost",
-        "the residual is what is left of the gradient, expected what is left of "
-        "gradient + residual",
+        "each rank kept the unsent elements of its gradient alone, expected the unsent "
+        "elements of gradient + residual",
         lambda now: now.gradient.where(now.sent == 0, 0.0),
         "keep what is left of gradient + residual",
     ),
@@ -348,7 +349,7 @@ def bytes_are_saved(runs: Runs) -> str | None:
         dense = sent >= (n - 1) / n * SIZE * value
         raise NotYetError(
             f"rank {rank} sends {sent:.0f} bytes for a bucket of {SIZE} elements, "
-            f"expected {limit}: {k} indices and values, {_times(n - 1)}",
+            f"expected {limit} for {k} indices and values, sent {_times(n - 1)}",
             slug="sent-dense" if dense else "",
             evidence=heard_lines(run),
             rule="send the k values and their indices, not a tensor of zeros"

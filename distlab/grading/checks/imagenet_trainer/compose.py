@@ -226,13 +226,13 @@ def sent_once(runs: Runs) -> str | None:
             )
         if value[0]["outside"]:
             raise NotYetError(
-                f"on rank {rank}, a forward ran outside job.autocast(), expected it "
-                "inside"
+                f"on rank {rank}, a forward ran outside job.autocast(), expected every "
+                "forward to run inside"
             )
         if value[0]["inside"]:
             raise NotYetError(
-                f"on rank {rank}, backward() ran inside job.autocast(), expected it "
-                "outside: it uses the forward's dtypes by itself"
+                f"on rank {rank}, backward() ran inside job.autocast(), expected every "
+                "backward() to run outside"
             )
     return f"n = {runs.world_size}: {num} gradients, {PARTS} microbatches"
 
@@ -281,9 +281,10 @@ def _expect_all_steps(runs: Runs, clip_norm: float) -> None:
             if abs(record["rate"] - right.rates[step]) > 1e-12:
                 stayed = close(record["weights"], right.weights[step], SINGLE)
                 is_skip = step == OVERFLOW and stayed
+                stay = "it to stay at " * (step == OVERFLOW)
                 raise NotYetError(
                     f"{when}{_skips(step)}, rank {rank}'s learning rate is "
-                    f"{record['rate']:.3g}, expected {right.rates[step]:.3g}",
+                    f"{record['rate']:.3g}, expected {stay}{right.rates[step]:.3g}",
                     slug="moved-in-skipped-step" if is_skip else "",
                 )
         _expect(runs, clip_norm, step, "weights", "the weights")

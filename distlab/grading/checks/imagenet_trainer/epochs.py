@@ -133,7 +133,7 @@ def in_order(runs: Runs) -> str | None:
         steps_of = [int(line.split()[-1]) for line in log if line.startswith("step")]
         if record["prepared"] != steps_of:
             raise NotYetError(
-                f"{setting}fit called job.prepare for batches of epochs "
+                f"{setting}fit called job.prepare for batches of "
                 f"{_all(record['prepared'])}, expected {_all(steps_of)}"
             )
     return f"restored in epoch {START} of {END}, and stopped in step 2"
@@ -150,7 +150,7 @@ def _next(line: str, place: int) -> str:
 
 
 def _all(epochs: list[int]) -> str:
-    return enumerated(epochs) if epochs else "none at all"
+    return f"epochs {enumerated(epochs)}" if epochs else "no epoch"
 
 
 def _noun(line: str) -> str:
@@ -182,12 +182,12 @@ def averaged(runs: Runs) -> str | None:
     if not all(record["resumed"]):
         raise NotYetError(
             "after an evaluation, training continues with other weights, expected "
-            "those of the last step before it"
+            "the weights of the last step before that evaluation"
         )
     if not all(record["kept"]):
         raise NotYetError(
-            "in on_epoch, the model does not have its own weights, expected them back "
-            "after the evaluation",
+            "in on_epoch, the model's weights are not those of the last step, expected "
+            "them to be restored after the evaluation",
             rule="call on_epoch after the block of in_place_of",
         )
     return f"{END - START} evaluations"

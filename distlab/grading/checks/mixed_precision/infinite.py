@@ -26,9 +26,9 @@ def finite(ups: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
             found = up["up"][name]
             if found.shape == odd.shape and not torch.equal(found[odd], mean[odd]):
                 raise NotYetError(
-                    f"in step {step + 1}, the gradient of {name} has an inf on rank 0, "
-                    f"but on rank {rank} its master's has {brief(found[odd], 3)} "
-                    f"there, expected {brief(mean[odd])}",
+                    f"in step {step + 1}, where the gradient of `{name}` has an inf on "
+                    f"rank 0, the master's gradient on rank {rank} has "
+                    f"{brief(found[odd], 3)}, expected {brief(mean[odd])}",
                 )
             up["own"][name] = up["own"][name].masked_fill(odd, 0.0)
             if found.shape == odd.shape:

@@ -154,9 +154,9 @@ def _expect_behind_an_inf(found: float, rank: int) -> None:
     gradient, scale = BEHIND
     if found != gradient / scale:
         raise NotYetError(
-            f"with scale {scale:g} and an inf in the gradient before, unscale_ leaves "
-            f"a gradient of {gradient:g} at {found:.3g} on rank {rank}, expected "
-            f"{gradient / scale:g}",
+            f"when an earlier gradient has an inf, unscale_ with scale {scale:g} "
+            f"turns a gradient of {gradient:g} into {found:.3g} on rank {rank}, "
+            f"expected {gradient / scale:g}",
             rule="look at every gradient, and divide every one",
         )
 
@@ -241,10 +241,9 @@ def all_or_none_step(runs: Runs) -> str | None:
                 for number, pair in enumerate(zip(steps, TWO_STEPS, strict=True))
                 if pair[0] != pair[1]
             )
-            told = [f"{one[0]} and {one[1]} times" for one in (own, right)]
             raise NotYetError(
-                f"{TWO_WHEN[number]}, the optimizers stepped {told[0]} on rank {rank}, "
-                f"expected {told[1]}",
+                f"{TWO_WHEN[number]}, the first stepped {own[0]} and the second "
+                f"{own[1]} times on rank {rank}, expected {right[0]} and {right[1]}",
                 slug="per-scaler-state",
                 rule="an optimizer is skipped for its own gradients only",
             )
@@ -274,7 +273,8 @@ def _wrong_decision(
     who = f"{names} had inf or nan in {whose} gradients"
     slug, stepped = "", next((r for r, count in enumerate(now) if count), 0)
     sentence = (
-        f"in step {step + 1}, {who}, but rank {stepped} stepped, expected none to"
+        f"in step {step + 1}, {who}, but rank {stepped} stepped, expected no rank to "
+        "step"
     )
     rule = (
         "one all_reduce tells every rank whether any gradient on any rank is inf or "
@@ -283,8 +283,8 @@ def _wrong_decision(
     if not culprits and not any(now) and step == HUGE_AT:
         slug = "finite-taken-for-inf"
         sentence = (
-            f"every rank skipped step {step + 1}, where the largest gradient is "
-            f"{HUGE:g}, expected a step: it is finite"
+            f"every rank skipped step {step + 1}, where all gradients are finite and "
+            f"the largest is {HUGE:g}, expected every rank to step"
         )
         rule = "look at each element: the sum of finite numbers can be inf"
     elif not culprits and _stale(run, seed, step):
@@ -302,13 +302,14 @@ def _wrong_decision(
     elif all(now):
         slug = "overflow-applied"
         sentence = (
-            f"in step {step + 1}, {who}, but every rank stepped, expected none to"
+            f"in step {step + 1}, {who}, but every rank stepped, expected no rank to "
+            "step"
         )
     elif all(bool(s) != f for s, f in zip(now, flags[step], strict=True)) and n > 1:
         slug = "skips-alone"
         alone = "only this rank" if len(culprits) == 1 else "only these ranks"
         sentence = (
-            f"in step {step + 1}, {who} and {alone} skipped, expected all ranks to"
+            f"in step {step + 1}, {who} and {alone} skipped, expected all ranks to skip"
         )
     text = ["stepped" if count else "skipped" for count in now]
     return NotYetError(

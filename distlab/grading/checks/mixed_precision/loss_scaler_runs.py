@@ -150,8 +150,8 @@ TWO_SCALES = [8.0, 4.0, 2.0]  # after a good step, and after an overflow of each
 TWO_STEPS = [[1, 1], [0, 1], [1, 0]]
 TWO_WHEN = (
     "with two optimizers and no inf",
-    "when only the first of two optimizers has an inf",
-    "when only the second of two optimizers has an inf",
+    "when only the first of two optimizers has an inf gradient",
+    "when only the second of two optimizers has an inf gradient",
 )
 
 

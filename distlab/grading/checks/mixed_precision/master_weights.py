@@ -95,8 +95,8 @@ def tiny_updates_add_up(runs: Runs) -> str | None:
     shared = run.values[0]["shared"]
     if shared:
         raise NotYetError(
-            f"for {shared}, a parameter that is float32 already, the master shares its "
-            "memory, expected a copy",
+            f"the master of `{shared}`, a float32 parameter, shares the memory of the "
+            "parameter, expected a copy",
             slug="nothing-copied",
             rule=".float() does not copy a float32 tensor: .to(…, copy=True) does",
         )
@@ -122,12 +122,12 @@ def _expect_not_filled(run: Run) -> None:
         for step, up in enumerate(value["up"]):
             name, is_model = up["changed"]
             if name:
-                does = f"changed the master of {name}"
+                does = f"changed the master of `{name}`"
                 if is_model:
-                    does = f"filled the master of {name} with the model's 16-bit values"
+                    does = f"filled the master of `{name}` with the model's values"
                 raise NotYetError(
                     f"in step {step + 1} on rank {rank}, gradients_to_master {does}, "
-                    "expected only its .grad to change",
+                    "expected only the master's .grad to change",
                     slug="tiny-updates-vanish" if is_model else "",
                     rule="the master is never filled from the model" * is_model,
                 )
@@ -209,7 +209,7 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
             found = up["up"][name]
             if own is not None and found is None:
                 raise NotYetError(
-                    f"after gradients_to_master on rank {rank}, the master of {name} "
+                    f"after gradients_to_master on rank {rank}, the master of `{name}` "
                     "has no gradient, expected the mean",
                     rule="put the mean into the master's .grad, for every parameter "
                     "that has a gradient",
@@ -217,7 +217,7 @@ def _expect_mean(run: Run, ups: list[dict[str, Any]], step: int) -> None:
             if own is None and found is not None and found.any():
                 raise NotYetError(
                     f"in step {step + 1}, parameter `{name}` has no gradient, but its "
-                    f"master has {brief(found, 3)}, expected None or zeros",
+                    f"master's .grad is {brief(found, 3)}, expected None or zeros",
                     rule="set the gradient of such a master to None or zeros: the "
                     "optimizer would apply the old gradient again",
                 )
@@ -244,7 +244,7 @@ def _expect_each(run: Run, ups: list[dict[str, Any]]) -> None:
         for key in ("own", "up")
     )
     mean = torch.stack(own).mean(0)
-    of = f" of {', '.join(wrong)}" if wrong != names else ""
+    of = f" of `{'`, `'.join(wrong)}`" if wrong != names else ""
     dtypes = run.values[0]["dtypes"]
     shared = all(dtypes[name] == "float32" for name in wrong)
     expect_values(
@@ -335,7 +335,7 @@ def _expect_none_left(ups: list[dict[str, Any]]) -> None:
         if up["left"]:
             raise NotYetError(
                 f"after gradients_to_master on rank {rank}, the model's parameter "
-                f"{up['left']} still has a gradient, expected None",
+                f"`{up['left']}` still has a gradient, expected None",
                 slug="gradients-not-zeroed",
                 rule="backward() adds to .grad: set the model's to None after you have "
                 "used it",
@@ -367,15 +367,15 @@ def _expect_rounded(run: Run) -> None:
             if down["replaced"]:
                 raise NotYetError(
                     "after master_to_model, parameter "
-                    f"{down['replaced']} of the model is a new object, expected the "
-                    "old one with new values",
+                    f"`{down['replaced']}` of the model is a new object, expected the "
+                    "old object with new values",
                     rule="write into the existing parameters",
                 )
             _expect_dtypes(down["dtypes"], value["dtypes"], rank)
             _expect_model(down, step, rank)
             if down["shared"]:
                 raise NotYetError(
-                    f"after master_to_model, parameter {down['shared']} of the model "
+                    f"after master_to_model, parameter `{down['shared']}` of the model "
                     "shares its master's memory, expected a copy of the values",
                     slug="nothing-copied",
                     rule=".to(dtype) does not copy a float32 tensor: "
@@ -388,8 +388,8 @@ def _expect_dtypes(found: dict[str, str], before: dict[str, str], rank: int) -> 
         if found[name] != dtype:
             widened = dtype in ("bfloat16", "float16") and found[name] == "float32"
             raise NotYetError(
-                f"after master_to_model on rank {rank}, parameter {name} of the model "
-                f"is {found[name]}, expected {dtype} as before",
+                f"after master_to_model on rank {rank}, parameter `{name}` of the "
+                f"model is {found[name]}, expected {dtype} as before",
                 slug="model-widened" if widened else "",
                 rule="change the values, not the dtype: copy_ rounds to the dtype of "
                 "the destination",
@@ -406,14 +406,14 @@ def _expect_model(down: dict[str, Any], step: int, rank: int) -> None:
         if torch.equal(found, was):
             slug = "model-not-updated"
             sentence = (
-                f"after step {step + 1}, parameter {name} of the model is unchanged, "
+                f"after step {step + 1}, parameter `{name}` of the model is unchanged, "
                 "expected its master's value, rounded"
             )
         text = f"got {brief(found)}   expected {brief(expected)}"
         raise NotYetError(
             sentence
-            or f"after step {step + 1}, parameter {name} of the model is "
-            f"{brief(found)}, expected its master's value, rounded: {brief(expected)}",
+            or f"after step {step + 1}, parameter `{name}` of the model is "
+            f"{brief(found)}, expected its master's rounded value, {brief(expected)}",
             slug=slug,
             evidence=[(rank, "wrong", text)],
             rule="after each step copy every master into its parameter",

@@ -289,7 +289,7 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
     had = f"in step {step + 1}, where rank {culprit}'s gradients had inf or nan,"
     if all(took):
         return NotYetError(
-            f"{had} all ranks stepped, expected none",
+            f"{had} all ranks stepped, expected no rank to step",
             slug="overflow-applied",
             evidence=told,
             rule=SHARED,
@@ -307,13 +307,14 @@ def _wrong_decision(run: Run, step: int) -> NotYetError:
         )
     alone = [s for s in (CALM, CALM + 1) if n > 1 and _alone(run, s)]
     if step in alone and len(alone) < 2:
-        sentence = f"{had} only this rank skipped, expected all ranks to"
+        sentence = f"{had} only this rank skipped, expected all ranks to skip"
         return NotYetError(sentence, evidence=told)
     if step in alone:
-        sentence = f"{had} only this rank skipped, expected all ranks to"
+        sentence = f"{had} only this rank skipped, expected all ranks to skip"
         return NotYetError(sentence, slug="skips-alone", evidence=told, rule=SHARED)
     stepped = ranks_in_words([rank for rank, count in enumerate(took) if count])
-    return NotYetError(f"{had} {stepped} stepped, expected no rank to", evidence=told)
+    sentence = f"{had} {stepped} stepped, expected no rank to step"
+    return NotYetError(sentence, evidence=told)
 
 
 def _took(run: Run, step: int) -> list[int]:

@@ -83,8 +83,8 @@ def _expect_resumed(runs: Runs, expected: list[list[float]]) -> None:
     if found != expected:
         forgot = found == scales(runs.seed, runs.world_size, forgets=True)
         raise NotYetError(
-            "after load_state_dict, the count of good steps began at 0, so the scale "
-            "differs from the uninterrupted run's"
+            "after load_state_dict, the count of good steps began at 0, expected it to "
+            "continue as in an uninterrupted run"
             if forgot
             else f"with a load_state_dict before step {RESUME_AT + 1}, "
             f"{_first_wrong(found, expected)} as in an uninterrupted run",
@@ -139,8 +139,8 @@ _KNOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "streak-not-reset",
         {"resets": False},
-        "an overflow doesn't reset the count of good steps, so the scale grows too "
-        "soon",
+        "an overflow doesn't reset the count of good steps, expected the count to "
+        "restart at 0",
     ),
     (
         "",

@@ -117,7 +117,7 @@ def _earliest(spans: Spans) -> float:
 
 VARIANTS = (
     _Variant(
-        "it took the first communication of the list for the earliest one",
+        "it used the first communication in the list, not the earliest",
         "the spans come in any order: take the smallest start",
         lambda s: _fraction(s.communication[0][0], merged(s.compute)),
     ),
@@ -136,7 +136,7 @@ VARIANTS = (
         ),
     ),
     _Variant(
-        "it left out a compute span that straddles this start",
+        "it left out the compute span in which the communication starts",
         "of such a span the part after the start counts",
         lambda s: (
             total(c for c in merged(s.compute) if c[0] >= _earliest(s))
@@ -144,7 +144,7 @@ VARIANTS = (
         ),
     ),
     _Variant(
-        "it counted all of a compute span that straddles this start",
+        "it counted all of the compute span in which the communication starts",
         "of such a span the part after the start counts",
         lambda s: (
             total(c for c in merged(s.compute) if c[1] > _earliest(s))

@@ -83,7 +83,7 @@ SLOW = (
     ),
     Mistake(
         "one-slow-step",
-        "one slow step was enough for it",
+        "it named a rank for a single slow step",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: sorted({r for s in steps for r in _late(_own(s), _middle)}),
     ),
@@ -101,7 +101,7 @@ SLOW = (
     ),
     Mistake(
         "",
-        "exactly half of the steps is not most of them",
+        "a straggler is slow in more than half of the steps",
         "count the steps in which a rank is late: more than half of them",
         lambda steps: _often(steps, lambda s: _late(_own(s), _middle), or_half=True),
     ),
@@ -139,7 +139,7 @@ SLOW = (
     ),
     Mistake(
         "",
-        "exactly 1.5 times the median was enough for it",
+        "a straggler takes more than 1.5 times the median",
         "late is more than LATE times the median: >, not >=",
         lambda steps: _often(steps, lambda s: _late(_own(s), _middle, operator.ge)),
     ),
@@ -194,7 +194,7 @@ UNLIKE = (
     ),
     Mistake(
         "no-majority",
-        "no checksum has a majority",
+        "without a majority, every rank is a suspect",
         "without a majority nothing tells which replica is right: name all ranks",
         lambda steps: _unlike(steps[0], _commonest(steps[0])),
     ),

@@ -179,13 +179,13 @@ class _Mistake(NamedTuple):
 MISTAKES = (
     _Mistake(
         "counted-twice",
-        "it counted time that several spans share several times",
+        "it counted time shared by several spans more than once",
         "merge communication and compute first",
         lambda s: total(s.communication) - shared(s.communication, s.compute),
     ),
     _Mistake(
         "counted-twice",
-        "it counted communication that runs at the same time twice",
+        "it counted overlapping communication twice",
         "merge the communication first",
         lambda s: total(s.communication) - shared(s.communication, merged(s.compute)),
     ),
@@ -205,19 +205,19 @@ MISTAKES = (
     ),
     _Mistake(
         "hidden-not-exposed",
-        "that is the part that compute covers",
+        "it returned the part that compute covers",
         "exposed is the communication that no compute covers",
         lambda s: total(merged(s.communication)) - exposed(s),
     ),
     _Mistake(
         "total-not-exposed",
-        "that is all of the communication",
+        "it returned all of the communication",
         "subtract the time in which the rank also computes",
         lambda s: total(merged(s.communication)),
     ),
     _Mistake(
         "total-not-exposed",
-        "that is the sum of all communication",
+        "it returned the sum of all communication spans",
         "merge it, and subtract the time in which the rank also computes",
         lambda s: total(s.communication),
     ),
@@ -266,8 +266,8 @@ def communication_alone(runs: Runs) -> str | None:
         )
     if isinstance(iterated, str) or not same(iterated, found[0]):
         raise NotYetError(
-            f"for iterators instead of lists, exposed_us returned {iterated}, expected "
-            f"{found[0]:g} as for lists of the same spans",
+            f"given two iterators, exposed_us returned {iterated}, expected "
+            f"{found[0]:g}, as for two lists of the same spans",
             rule="an iterator can be read only once",
         )
     return None

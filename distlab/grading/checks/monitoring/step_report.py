@@ -249,13 +249,14 @@ MISTAKES = (
     ),
     _Mistake(
         "nan-left-out",
-        "when a rank with samples has the loss nan, the report's loss is {}",
+        "when the loss of a rank with samples is nan, the report's loss is {}",
         "leave out a rank because it has no samples, not because its loss is nan",
         lambda step: right_loss([r for r in step if not math.isnan(r.loss)]),
     ),
     _Mistake(
         "nan-left-out",
-        "when a rank with samples has the loss nan, the report takes it for 0: {}",
+        "when the loss of a rank with samples is nan, the report counts that loss as 0 "
+        "and gives {}",
         "leave out a rank because it has no samples, not because its loss is nan",
         lambda step: _of_samples([r for r in step if not math.isnan(r.loss)], step),
     ),

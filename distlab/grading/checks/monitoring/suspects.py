@@ -89,7 +89,7 @@ def _expect(
     """
     for told, history in zip(found, histories, strict=True):
         if isinstance(told, str):
-            raise NotYetError(f"{function} {told}")
+            raise NotYetError(f"`{function}` {told}")
         if told == history.ranks:
             continue
         mistake = next(
@@ -105,11 +105,11 @@ def _expect(
         )
         if sorted(told) == history.ranks:
             raise NotYetError(
-                f"{function} returned the ranks {told}, expected them in ascending "
-                f"order: {history.ranks}",
+                f"`{function}` returned the ranks {told}, expected the ascending order "
+                f"{history.ranks}",
                 rule="sorted(…) of ranks as numbers",
             )
-        named = f"{function} named {_pair(told, history.ranks)}"
+        named = f"`{function}` named {_pair(told, history.ranks)}"
         raise NotYetError(
             f"{history.what}, {named}" + (f": {mistake.sentence}" if mistake else ""),
             slug=mistake.slug if mistake else "",

@@ -126,8 +126,8 @@ def balanced_by_bytes(runs: Runs) -> str | None:
         if loads[most] > limit:
             raise NotYetError(
                 f"after {call}, server {most} has {loads[most]} bytes and server "
-                f"{loads.index(min(loads))} has {min(loads)}, expected a tensor of "
-                f"{least} to move there",
+                f"{loads.index(min(loads))} has {min(loads)}, expected a {least}-byte "
+                f"tensor to move to server {loads.index(min(loads))}",
                 slug=_balance_slug(runs),
                 evidence=(
                     Evidence(NOBODY, "returned", str(servers)),

@@ -125,7 +125,7 @@ def _facts(wrong: dict[str, Any]) -> str:
     if wrong.get("repeated"):
         push = f"{push}, which was sent again"
     elif not count:
-        push = f"{push}, which it {what}"
+        push = f"{push}, which the server {what}"
     if count > 1:
         comma = "," * ("which" in push)
         return f"{push}{comma} was applied {count} times, expected once"
@@ -153,7 +153,7 @@ def there_after_two_crashes(runs: Runs) -> str | None:
             slug = "behind-torn-record"
             rule = "read_records stops at a torn record: remove it before you append"
         raise NotYetError(
-            f"when the server was killed {wrong['first']}, restarted, and killed "
+            f"when the server was killed {wrong['first']}, restarted and killed again "
             f"{wrong['when'] or 'at its start'}, {_facts(wrong)}",
             slug=slug,
             evidence=_disk(wrong),

@@ -232,7 +232,7 @@ def expect_all(record: dict[str, Any]) -> None:
     if len(weights) < RANKS:
         raise NotYetError(
             f"{setting}{RANKS - len(weights)} of {RANKS} workers got no more replies, "
-            "expected one to each message",
+            "expected a reply to each message",
             evidence=last_rows(history, words),
         )
     counts = counts_of(weights[0][0])
@@ -343,7 +343,7 @@ def in_the_log_first(runs: Runs) -> str | None:
         )
     raise NotYetError(
         f"when the server was killed {wrong['when'] or 'at its start'}, the log lacked "
-        f"{named(wrong['push'])}, which it had already acknowledged",
+        f"{named(wrong['push'])}, which the server had already acknowledged",
         slug="acknowledged-before-sync",
         rule="append, sync, and only then return",
     )

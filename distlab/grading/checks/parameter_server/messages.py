@@ -170,7 +170,7 @@ def shown(values: Any, digits: int = 6) -> str:
     """Numbers in a sentence."""
     if not isinstance(values, list | tuple):
         return repr(values)
-    return " ".join(f"{value:.{digits}g}" for value in values)
+    return f"[{', '.join(f'{value:.{digits}g}' for value in values)}]"
 
 
 def beside(values: Any, expected: Any) -> tuple[str, str]:

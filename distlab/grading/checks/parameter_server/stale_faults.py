@@ -125,7 +125,7 @@ def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
     elif slug:
         message = (
             f"when {_gone(model)}, the server divided worker {row.peer}'s gradient by "
-            f"{there}, expected by n = {n}"
+            f"{there}, expected division by n, which stays {n}"
         )
     return NotYetError(
         message,
@@ -167,9 +167,10 @@ def _wrong_time(
         ahead = f"ahead of the slowest by {times(int(number - present), 'push')}"
     return NotYetError(
         f"{setting}with{'out a' * (bound is None)} staleness bound"
-        f"{f' {bound}' * (bound is not None)},{gone} worker {one.row.peer}, {ahead}, "
-        + ("got an answer to its pull" if is_early else "got no answer to its pull")
-        + (is_other or f", expected {'it to wait' if is_early else 'one'}"),
+        f"{f' {bound}' * (bound is not None)},{gone} the server "
+        f"{'answered' if is_early else 'did not answer'} a pull of worker "
+        f"{one.row.peer}, which is {ahead}"
+        + (is_other or f", expected {'the pull to wait' if is_early else 'an answer'}"),
         slug="pull-ahead" if is_early else late_slug,
         evidence=(
             start(model.num_workers),

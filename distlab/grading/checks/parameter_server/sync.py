@@ -143,15 +143,17 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
     found, expected = beside(values, after(n, done))
+    why = " (the nan is on purpose)" * ("nan" in expected)
     message = (
-        f"after step {done} of {times(n, 'worker')}, the weights are {found}, "
-        f"expected {expected}"
+        f"after step {done} with {times(n, 'worker')}, the weights are {found}, "
+        f"expected {expected}{why}"
     )
     slug, rule = "", ""
     if partly == 1 and done and close(values, _with_kept(n, done, pushes)):
         message = (
             f"the first push of step {done + 1} changed the weights to "
-            f"{shown(values)}, expected {expected} as before that step"
+            f"{shown(values)}, expected them to stay {expected} until all {n} workers "
+            "have pushed"
         )
         rule = f"the gradients of step {done} are still kept: forget them"
     elif partly:
@@ -159,7 +161,7 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
         rule = "the step is taken when the last of the n gradients has arrived"
         message = (
             f"when only {partly} of {n} workers had pushed for step {done + 1}, the "
-            f"weights changed to {shown(values)}, expected {expected} as before"
+            f"weights changed to {shown(values)}, expected them to stay {expected}"
         )
     elif n > 1 and done == 1 and close(values, after(n, 1, factor=n)):
         slug, rule = "sum-not-mean", "the mean is the sum divided by n"
@@ -189,12 +191,13 @@ def _wrong_time(n: int, history: History, one: Compared) -> NotYetError:
     number = one.row.request[1]
     before = rows_of(history)[: one.place]
     pushed = {row.peer for row in before if row.request[:2] == [PUSH, number]}
-    was = "was answered" if one.expected is None else "was not answered"
+    did = "answered" if one.expected is None else "did not answer"
     had = f"{len(pushed)} of {times(n, 'worker')} had made that push"
-    message = f"a pull after push {number} {was} although {had}, expected an answer"
+    message = f"the server {did} a pull after push {number}"
     if one.expected is None:
-        message = f"a pull after push {number} {was} when only {had}, expected none yet"
-
+        message += f" when only {had}, expected that pull to wait"
+    else:
+        message += f" although {had}, expected an answer"
     return NotYetError(
         message,
         slug="pull-ahead" if one.expected is None else "",

@@ -150,7 +150,7 @@ def _gap(call: Call, name: str, more: float) -> str:
     for part, size in _parts(call, name):
         if math.isclose(size, abs(more), rel_tol=1e-9):
             shown = _number(float(size)) if size >= 1e4 else said(size)
-            return f": {much} {part} = {shown}"
+            return f": {much} the term `{part}` = {shown}"
     return ""
 
 

@@ -24,19 +24,21 @@ def situation(
     """
     if call.function in _BY_FUNCTION:
         return _BY_FUNCTION[call.function](call.arguments, name)
+    if call.function == "useful_degrees" and name == "pipeline":
+        return f"for {call.arguments[3]} microbatches and bubble = {call.arguments[4]}"
     words = f"for {_model(call)}"
     if any(isinstance(one, int) for one in call.arguments) and _several_stages(call):
         words = f"for stage {call.arguments[-1]} of {_model(call)}"
-    rest = [_layout(call, wrong)]
+    if layout := _layout(call, wrong):
+        words += f" under {layout}"
+    rest: list[str] = []
     if call.function == "mfu":
         rest.append(f"{call.arguments[3]} GPUs")
     if call.function == "model_size" and name == "attention_flops":
         rest.append(f"sequences of {call.arguments[1]:,} tokens")
-    if call.function == "useful_degrees":
-        rest.append(f"{call.arguments[3]} microbatches" * (name == "pipeline"))
     if call.function == "layer_activation_bytes":
         rest.append(f"recompute={call.arguments[-1]!r}")
-    parts = enumerated([words, *filter(None, rest)])
+    parts = enumerated([words, *rest])
     return parts + _nodes(call, wrong, asked)
 
 
@@ -112,8 +114,7 @@ def _link(arguments: tuple[Any, ...], name: str) -> str:
     nodes = f"on nodes of {_gpus(cluster.gpus_per_node)}"
     if size == 1:
         return f"for a single rank {nodes}"
-    apart = "with consecutive numbers" if stride == 1 else f"numbered {stride} apart"
-    return f"for {_ranks(size)} {apart} {nodes}"
+    return f"for {_ranks(size)} with stride {stride} {nodes}"
 
 
 def _interval(arguments: tuple[Any, ...], name: str) -> str:
@@ -134,12 +135,12 @@ def _goodput(arguments: tuple[Any, ...], name: str) -> str:
     right = forms.goodput(*arguments)
     if name == "share":
         return (
-            f"with save_s / interval_s = {recovery.save_s / right.interval_s:.3g} and "
+            f"for save_s / interval_s = {recovery.save_s / right.interval_s:.3g} and "
             f"lost_s / mtbf_s = {right.lost_s / right.mtbf_s:.3g}"
         )
     if name in ("price", "wall_s"):
         return (
-            f"for {_gpus(num_gpus)}, {_spares(recovery.spare_nodes)} and a share of "
+            f"for {_gpus(num_gpus)}, {_spares(recovery.spare_nodes)} and share = "
             f"{right.share:.3g}"
         )
     if name == "lost_s":
