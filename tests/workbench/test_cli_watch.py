@@ -13,9 +13,12 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from distlab.cli import watch
 from distlab.cli.watch import KEYS
 from tests.workbench.course import (
     EXCHANGE,
@@ -156,6 +159,26 @@ def test_saves_keys_and_the_next_task(course: Course, terminal: Terminal) -> Non
     terminal.press("xq")
     assert terminal.end() == 10
     assert course.progress()[FIRST]["passed"]
+
+
+def test_a_save_while_we_answer_the_last_one_is_judged(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(course.root)
+    monkeypatch.setenv("DISTLAB_STATE", str(course.state))
+    cluster: Any = SimpleNamespace()
+    session = watch._Session("", cluster, lambda: "", worlds=(), as_json=False)
+    session.judge_if_wanted(asked=True)
+    file, judged = course.template("trainer"), []
+    begun = filled("trainer.broadcast_model", "return None", "trainer")
+    with monkeypatch.context() as answering:
+        answering.setattr(session, "_say_keys", lambda: file.write_text(begun))
+        file.write_text(f"# mine\n{pristine('trainer')}")
+        session.judge_if_wanted(asked=False)
+    monkeypatch.setattr(session, "_verdict", lambda task: judged.append(task.id))
+    monkeypatch.setattr(session, "_tell", lambda _: None)
+    session.judge_if_wanted(asked=False)
+    assert judged == ["trainer.broadcast_model"]
 
 
 @pytest.mark.slow
