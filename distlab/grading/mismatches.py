@@ -146,9 +146,11 @@ def unlike_collectives(run: Run) -> NotYetError | None:
             (first, one), *rest = calls
             for rank, other in rest:
                 if _act(one) != _act(other):
+                    shown = describe_tensor(one) != describe_tensor(other)
                     message = (
-                        f"collective #{index + 1}: rank {first} calls "
-                        f"{_act_text(one)}, rank {rank} calls {_act_text(other)}"
+                        f"in collective #{index + 1}, rank {first} calls "
+                        f"{_act_text(one, shown)}, but rank {rank} calls "
+                        f"{_act_text(other, shown)}"
                     )
                     calls = [(first, one), (rank, other)]
                     wrong = not_yet(run, "collective-mismatch", message, calls=calls)
@@ -161,9 +163,9 @@ def _act(call: Event) -> tuple[Any, ...]:
     return call["op"], call["root"], math.prod(call["shape"] or []), call["dtype"]
 
 
-def _act_text(call: Event) -> str:
-    root = "" if call["root"] is None else f" with rank {call['root']}"
-    of = describe_tensor(call)
+def _act_text(call: Event, with_tensor: bool) -> str:
+    root = "" if call["root"] is None else f" with root {call['root']}"
+    of = describe_tensor(call) if with_tensor else ""
     return f"{call['op']}{root}" + (f" on {of}" if of else "")
 
 

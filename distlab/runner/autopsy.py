@@ -29,6 +29,8 @@ _REPEATS = re.compile(
 _OUR_COMM = re.compile(
     r"'(PointToPointOnly|Journal|ByteMeter|TorchComm)' object|\bWrapper(?=\.\w+\(\))"
 )
+_TRACEBACK = "Traceback (most recent call last)"
+_LONG, _SHORT = 110, 40  # characters of an error's text: cut, and at least kept
 NOBODY = -1  # in the place of a rank: a line of evidence that is about none of them
 SENDS = ("send", "isend")
 RECEIVES = ("recv", "irecv")
@@ -138,7 +140,10 @@ def explain_failure(run: Run) -> str:
         return "the run failed without a record"
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
     each = "each " if len(same) > 1 else ""
-    head = f"{_names(same)} {each}{explain_end(first)}"
+    who = f"{_names(same)} {each}"
+    if len(same) == run.world_size > 1:
+        who = "every rank "
+    head = f"{who}{explain_end(first)}"
     if ended_by_transport(first):
         misfit = misfit_of(run, first)
         head += f"; {misfit}" if misfit else ""
@@ -254,14 +259,18 @@ def describe_tensor(call: Event | None) -> str:
 
 def error_text(error: ErrorRecord, at: str = "") -> str:
     """`KeyError at ring.py:7: 'x'`, on one line and not endless."""
-    message = _OUR_COMM.sub("comm", " ".join(error.message.split()))
+    lines = error.message.strip().splitlines()
+    # If it has another rank's traceback, what that rank raised stands last.
+    text = lines[-1] if any(_TRACEBACK in line for line in lines) else error.message
+    message = _OUR_COMM.sub("comm", " ".join(text.split()))
     message = without_repeats(message).rstrip(".")
     kind = error.type
     if "DefaultCPUAllocator" in message:
         kind = "out of memory"
         message = message[message.index("you tried") :].replace("Error code 12 ", "")
-    elif len(message) > 160:
-        message = message[:157] + "..."
+    elif len(message) > _LONG:
+        end = message.find(". ", _SHORT, 160)  # of the first sentence
+        message = message[:end] if end > 0 else message[:157] + "..."
     where = f"{kind} at {at}" if at else kind
     return f"{where}: {message}" if message != error.type else where
 

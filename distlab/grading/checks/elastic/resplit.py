@@ -373,8 +373,8 @@ def _shape(split: Split) -> NotYetError | None:
         sizes = [len(shard[step]) for shard in plan]
         if max(sizes) - min(sizes) > 1:
             return split.error(
-                f"has shards of {_numbers(sizes)} samples in step {step}, expected "
-                "sizes that differ by at most 1",
+                f"gives {_numbers(sizes)} samples in step {step}, expected counts "
+                "that differ by at most 1",
                 "the shards of a step differ by at most one sample",
             )
     return None

@@ -115,7 +115,7 @@ def _flaws(
             received = other.kind == "F" and other[1:][::-1] not in expected
             if send.waited and not received:
                 does = f"`free` waits for the send of {_sent(other, chunks)}"
-                yield "waited", f"{after} {does}, expected no wait for that send yet"
+                yield "waited", f"{after} {does}, expected no wait yet"
         if action.kind == "B" and forward in sends:
             what = f"the send of {_sent(forward, chunks)} is still in `sends`"
             yield "kept", f"{after} {what}, expected `free` to remove it"

@@ -66,7 +66,7 @@ def play_scripts(
         try:
             return played_by_hand(lambda _: unit.Rendezvous(script[0]), steps(), CODEC)
         except Exception as error:
-            error.args = (f"{error}, given the messages {_listed(sent)}",)
+            error.args = (f"{error}, after {_listed(sent)}",)
             raise
 
     return first_by_clause(scripts(seed), play, faults, shorter)
