@@ -193,7 +193,7 @@ def _said(failure: NotYetError, alike: Sequence[Entry]) -> NotYetError:
     told = read_misconceptions()[slug]
     title = told["title"][:1].lower() + told["title"][1:]
     return failure.but(
-        message=f"{title}: {failure.message}",
+        message=f"{title}, so {failure.message}",
         slug=slug,
         rule=first_sentence(told["fix"]),
     )

@@ -112,8 +112,8 @@ def _expect_all_digits(told: list[Tensor], right: list[bool], expected: Tensor) 
         if near and fits:
             wanted = f"expected {float(expected):.10g}"
             raise NotYetError(
-                f"the returned loss is right to about {digits} digits: it has passed "
-                f"through a {bits}-bit tensor",
+                f"the returned loss has only about {digits} right digits because it "
+                f"passed through a {bits}-bit tensor, expected all digits",
                 slug="wrong-dtype",
                 evidence=[
                     (

@@ -235,8 +235,8 @@ def in_few_rounds(runs: Runs) -> str | None:
         if needed > n - 1:
             is_recorded = n == runs.world_size
             raise NotYetError(
-                f"with {n} ranks, the messages take {needed} rounds, expected "
-                f"{n - 1}{_hot_spot(run)}",
+                f"with {n} ranks, the messages take {needed} rounds{_hot_spot(run)}, "
+                f"expected {n - 1} rounds",
                 slug="too-many-rounds",
                 evidence=_orders(run) if is_recorded else (),
                 rule="in round k send to (rank + k) % n and receive from "
@@ -256,7 +256,7 @@ def _sends(run: Run) -> list[list[int]]:
 def _hot_spot(run: Run) -> str:
     firsts = [own[0] for own in _sends(run) if own]
     is_hot = {*firsts[1:]} == {0}
-    return ": all other ranks send to rank 0 first" if is_hot else ""
+    return " because all others send to rank 0 first" if is_hot else ""
 
 
 def _orders(run: Run) -> tuple[Evidence, ...]:

@@ -73,8 +73,8 @@ def _gone_on(runs: Runs) -> Record:
 
 def _setting(case: Record) -> str:
     if case["stop"] is None:
-        return "when a loader stops at the end"
-    return f"when a loader stops after {case['stop']} of {STEPS} steps"
+        return "after a stop at the end"
+    return f"after a stop at step {case['stop']} of {STEPS}"
 
 
 def _not_next(

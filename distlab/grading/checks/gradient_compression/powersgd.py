@@ -161,8 +161,8 @@ UNNAMED = (
     ),
     Mistake(
         "own-factor-kept",
-        "each rank started from its own Q of the step before, expected the sum of the "
-        "ranks' Q",
+        "each rank started from its own factor Q of the last step, expected the sum of "
+        "all ranks' factors",
         "keep Q after its all_reduce: the next P adds up products with the same Q",
     ),
 )

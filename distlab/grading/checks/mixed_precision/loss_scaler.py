@@ -153,10 +153,12 @@ def _expect_in_float16(found: Tensor, rank: int) -> None:
 def _expect_behind_an_inf(found: float, rank: int) -> None:
     gradient, scale = BEHIND
     if found != gradient / scale:
+        does = f"turns a gradient of {gradient:g} into {found:.3g}"
+        if found == gradient:
+            does = f"leaves a later gradient at {gradient:g}"
         raise NotYetError(
             f"when an earlier gradient has an inf, unscale_ with scale {scale:g} "
-            f"turns a gradient of {gradient:g} into {found:.3g} on rank {rank}, "
-            f"expected {gradient / scale:g}",
+            f"{does} on rank {rank}, expected {gradient / scale:g}",
             rule="look at every gradient, and divide every one",
         )
 

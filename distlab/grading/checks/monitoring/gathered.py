@@ -152,7 +152,7 @@ def _expect_rows(rank: int, rows: list[list[float]] | str, right: list[Row]) -> 
     elif is_sorted:
         words = (
             f"gather_records on rank {rank} sorted the records by record.rank, "
-            "expected the order of comm.rank"
+            "expected the order of the ranks that sent them"
         )
         rule = "leave them as the collective has put them: by comm.rank"
     raise NotYetError(

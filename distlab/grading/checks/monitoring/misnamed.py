@@ -194,7 +194,7 @@ UNLIKE = (
     ),
     Mistake(
         "no-majority",
-        "without a majority, every rank is a suspect",
+        "without a majority, all are suspects",
         "without a majority nothing tells which replica is right: name all ranks",
         lambda steps: _unlike(steps[0], _commonest(steps[0])),
     ),

@@ -109,7 +109,8 @@ def _expect(
                 f"{history.ranks}",
                 rule="sorted(…) of ranks as numbers",
             )
-        named = f"`{function}` named {_pair(told, history.ranks)}"
+        only = "only " * (set() < set(told) < set(history.ranks))
+        named = f"`{function}` named {only}{_pair(told, history.ranks)}"
         raise NotYetError(
             f"{history.what}, {named}" + (f": {mistake.sentence}" if mistake else ""),
             slug=mistake.slug if mistake else "",

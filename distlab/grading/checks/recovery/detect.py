@@ -149,7 +149,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "`since_s` was ignored",
+        "it ignored `since_s`",
         "a rank is idle since the later of since_s and its newest step",
         lambda row, case: (
             bool(row.steps)
@@ -159,7 +159,7 @@ MISTAKES = (
     ),
     Mistake(
         "",
-        "the time of its newest step was ignored",
+        "it ignored the time of the newest step",
         "a rank is idle since the later of since_s and its newest step",
         lambda row, case: (
             case.now_s - row.since_s > _limit(case)
@@ -212,11 +212,11 @@ def _state(case: ReportsCase, name: str, row: Row) -> str:
     if unit_s == math.inf:
         return f" was idle, and there were fewer than {LEAST} durations to judge by"
     idle_s = idle(row, case.now_s) / unit_s
-    told = f" was idle in {row.doing.upper()} for {idle_s:.3g}"
+    told = f" was in {row.doing.upper()} for {idle_s:.3g} usual step times"
     if row.doing != COMPUTE and name == "frozen":
         silent = _silent(row, case) / unit_s
         told += f" and without a heartbeat for {silent:.2g}"
-    return f"{told} usual step times"
+    return told
 
 
 def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> str:
@@ -242,8 +242,8 @@ def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> 
     if name == "slow" and is_idle:
         return f", expected frozen, as {name_of} is {limit:g}"
     if name == "frozen" and row.doing != COMPUTE:
-        return f", expected frozen only if both exceed {limit:g} ({name_of})"
-    return f", expected {name} only beyond {limit:g} ({name_of})"
+        return f", expected frozen only if both exceed {name_of} = {limit:g}"
+    return f", expected {name} only beyond {name_of} = {limit:g}"
 
 
 def _why(

@@ -14,8 +14,6 @@ from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.kit.launcher_actions import END, Fact, signal_name
 from distlab.terminal import enumerated
 
-_ORDINALS = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth"}
-
 
 def situation(contract: SupervisorContract, event: Fact, now_s: float) -> str:
     """Describe an event by what the contract knows before it happens."""
@@ -108,8 +106,7 @@ def failed(contract: SupervisorContract) -> str:
     num = contract.num_failed
     if not num:
         return ", although no group had failed yet"
-    which = f"the {_ORDINALS.get(num, f'{num}th')} failure since the newest step"
-    return f", {which} (max_failures={contract.script.max_failures})"
+    return f", failure {num} of max_failures = {contract.script.max_failures}"
 
 
 def difference(

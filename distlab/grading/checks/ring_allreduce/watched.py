@@ -23,13 +23,13 @@ T = TypeVar("T")
 READ_EARLY = "used a tensor between its irecv and the wait"
 WRITTEN = "wrote into a tensor between its irecv and the wait"
 SENT_CHANGED = "changed a tensor between its isend and the wait"
-FILLED = "received into a tensor whose isend had not been waited for"
+FILLED = "received into a tensor that it was still sending"
 TWICE = "received into one tensor twice at the same time"
 EXPECTED = {
     READ_EARLY: "wait() before the first use",
     WRITTEN: "wait() before any use",
     SENT_CHANGED: "no change until the wait",
-    FILLED: "wait() first",
+    FILLED: "the isend's wait() first",
     TWICE: "wait() between the two",
 }
 

@@ -194,8 +194,8 @@ def _expect_range(
         )
     else:
         message = (
-            f"rank {rank} saves the state of other elements under elements {start} to "
-            f"{stop - 1} of `{name}`"
+            f"rank {rank} saves elements {start} to {stop - 1} of `{name}` with other "
+            "elements' state, expected their own state"
         )
     raise NotYetError(
         message,

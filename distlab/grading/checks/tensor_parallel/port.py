@@ -123,7 +123,7 @@ def as_in_one_process(runs: Runs) -> str | None:
     world_size, seed = runs.world_size, runs.seed
     n = shards_of(world_size)
     expect_frozen(run, n)
-    part = f"on a mesh of {n} of {world_size} ranks, " * (n < world_size)
+    part = f"on a mesh with only {n} of the {world_size} ranks, " * (n < world_size)
     for step in range(STEPS):
         for key, right in zip(("outs", "backs"), one_process(seed, n), strict=True):
             values = [value[key][step] for value in run.values]

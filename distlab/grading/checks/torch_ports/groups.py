@@ -213,11 +213,11 @@ def from_zero_again(runs: Runs) -> str | None:
     mixed = any(life.get("mixed", False) for life in lives)
     if refused == n or mixed:
         raise NotYetError(
-            "when generation 2 meets, init_process_group gets a store with the keys of "
+            "in generation 2, init_process_group gets a store with the keys of "
             "generation 1, expected other keys for each generation"
             if mixed
-            else f"when generation 2 meets with world_size {size}, all {n} processes "
-            f"are refused, expected {size} of them to get ranks",
+            else f"in generation 2, with world_size {size}, all {n} processes are "
+            f"refused, expected {size} of them to get ranks",
             slug="generation-not-in-key",
             evidence=_told(lives),
             rule=KEYS,
