@@ -242,9 +242,9 @@ def in_words(call: Event | None) -> str:
         return told
     for arrow, preposition in ((" → ", " to rank "), (" ← ", " from rank ")):
         told = told.replace(arrow, preposition)
-    return told.replace("rank any rank", "any rank").replace(
-        "rank ?", "an unknown rank"
-    )
+    told = told.replace("rank any rank", "any rank").replace("rank ?", "some rank")
+    to, both, source = told.partition(" from ")
+    return f"{to} and from {source}" if both and " to " in to else told
 
 
 def describe_tensor(call: Event | None) -> str:
