@@ -145,8 +145,8 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
     done = [[c for c in own if sums.is_done(r, c)] for r, own in enumerate(done)]
     if all(done):
         return NotYetError(
-            f"rank {rank} returned {own}, but the sum is in its chunk {done[rank][0]}: "
-            f"expected {done[rank][0]}",
+            f"rank {rank} returned chunk {own}, expected {done[rank][0]}, the chunk in "
+            "which it has the sum",
             slug="wrong-owner",
             evidence=_owned(sums),
             rule="which chunk arrived last, and what was added to it?",
