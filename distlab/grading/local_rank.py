@@ -28,10 +28,10 @@ def local_rank_used(check: Check, runs: PlayedRuns) -> NotYetError | None:
         return None
     nodes = -(-n // ranks_per_node(n))
     numbers = ", ".join(map(str, lines))
-    where = f"line {numbers} reads" if len(lines) == 1 else f"lines {numbers} read"
+    where = f"line {numbers} uses" if len(lines) == 1 else f"lines {numbers} use"
     return NotYetError(
-        f"{where} local_rank: with {n} ranks on {nodes} nodes this clause fails, with "
-        "all of them on one node it passes",
+        f"{where} local_rank in place of rank, which works with {n} ranks on one node, "
+        f"but not on {nodes} nodes",
         slug=SLUG,
         evidence=[
             (

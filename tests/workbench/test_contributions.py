@@ -7,6 +7,7 @@ from torch import Tensor
 from distlab.grading.kit.contributions import what_is_missing
 from distlab.grading.kit.values import expect_values, same_everywhere
 from distlab.grading.verdict import NotYetError
+from tests.workbench.naming import named
 
 PARTS = list(torch.randn(4, 12, generator=torch.Generator().manual_seed(3)).double())
 WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
@@ -64,4 +65,4 @@ def test_the_verdict_says_whose_part_is_missing() -> None:
             what="the sum",
             parts=PARTS,
         )
-    assert "lacks the part of rank 0" in raised.value.message
+    assert named(raised.value.message, "lacks", "rank 0")

@@ -158,7 +158,7 @@ def _again(
 
 
 def _second_time(failure: NotYetError) -> NotYetError:
-    again = "in a second run in the same process"
+    again = "when called again in the same process"
     return failure.but(
         situation=", ".join(filter(None, (again, failure.situation))),
         slug=STATE_KEPT,

@@ -39,10 +39,10 @@ def what_is_missing(
         return None
     lacks = [rank for rank, count in enumerate(counts) if count == 0]
     more = [rank for rank, count in enumerate(counts) if count > 1]
-    said = [f"lacks the part of {ranks_in_words(lacks)}"] if lacks else []
+    said = [f"lacks the contribution of {ranks_in_words(lacks)}"] if lacks else []
     if more:
         often = "twice" if counts[more[0]] == 2 else f"{counts[more[0]]} times"
-        said.append(f"counts the part of {ranks_in_words(more[:1])} {often}")
+        said.append(f"counts {often} the contribution of {ranks_in_words(more[:1])}")
     return " and ".join(said) or None
 
 

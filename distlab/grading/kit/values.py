@@ -135,14 +135,16 @@ def _fact(
     if parts:
         for rank, part in enumerate(parts):
             if close(actual[first], part, tolerance):
-                whose = "only its own part" if rank == first else f"rank {rank}'s part"
+                whose = "only its own contribution"
+                if rank != first:
+                    whose = f"the contribution of rank {rank} alone"
                 return f"wrong {on}: rank {first} has {whose}"
         if missing := what_is_missing(actual[first], expected[first], parts):
             return f"wrong {on}: rank {first} {missing}"
         if some := _own_in_some(
             actual[first], expected[first], parts[first], tolerance
         ):
-            return f"wrong {on}: rank {first} has only its own part in {some}"
+            return f"wrong {on}: rank {first} has only its own contribution in {some}"
     few, there = _where(first, actual[first], expected[first], tolerance)
     return f"wrong {few}{on}{there}"
 
@@ -183,12 +185,12 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
         return None
     if not factor or got.abs().max() < _NEAR * size**0.5:
         return "zero"
-    for number, said in ((factor, "{} ×"), (1 / factor, "1/{} of")):
+    for number, said in ((factor, "{} times"), (1 / factor, "1/{} of")):
         if abs(number - round(number)) < _NEAR and abs(number) >= 1:
             return f"{said.format(round(number))} what is expected"
     if len(wanted.unique()) == 1:
         return None  # every number is some multiple of another
-    return f"{factor:.4g} × what is expected"
+    return f"{factor:.3g} times what is expected"
 
 
 def _where(

@@ -331,7 +331,7 @@ def expect_same_random_numbers(run: Run) -> str:
         if not torch.equal(plain["result"], again["result"]):
             message = (
                 f"with dropout, forward on rank {rank} drew other random numbers than "
-                "the blocks without checkpoint, expected the same ones"
+                "without checkpoint, expected the same ones"
             )
             raise _differ(run, "result", message)
         if not _same_gradients(plain, again):

@@ -68,7 +68,7 @@ def accumulate_once(
 
 def _added(runs: Runs, means: Means) -> str:
     """The gradient; and of which parameter, if that isn't an ordinary one."""
-    n, what = runs.world_size, "the added gradient"
+    n, what = runs.world_size, "the accumulated gradient"
     idle = n == IDLE
     model = partial(Zoo, runs.seed, frozen=idle, unused=idle, transposed=True)
     found = [value["added"] for value in runs.finished(accumulate_once).values]

@@ -145,8 +145,8 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
     done = [[c for c in own if sums.is_done(r, c)] for r, own in enumerate(done)]
     if all(done):
         return NotYetError(
-            f"rank {rank} returned {own}, but the sum is in its chunk {done[rank][0]}: "
-            f"expected {done[rank][0]}",
+            f"rank {rank} returned chunk {own}, expected {done[rank][0]}, the chunk in "
+            "which it has the sum",
             slug="wrong-owner",
             evidence=_owned(sums),
             rule="which chunk arrived last, and what was added to it?",
@@ -174,7 +174,7 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
         )
     less = counts is not None and counts.is_less()
     return NotYetError(
-        f"rank {rank} returned {own}, but {_how_wrong(sums, rank, own, counts)}",
+        f"rank {rank} returned chunk {own}, but {_how_wrong(sums, rank, own, counts)}",
         evidence=evidence,
         rule=ADD if less else FRESH,
     )
@@ -182,7 +182,7 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
 
 def _how_wrong(sums: Sums, rank: int, own: int, counts: Sums | None) -> str:
     """Whose values a chunk lacks or has twice; or else its first wrong element."""
-    chunk = f"its chunk {own}"
+    chunk = "that chunk"
     ranks = counts.counts(counts.chunk(counts.after[rank], own)) if counts else []
     if what := next(filter(None, map(what_is_off, ranks)), ""):
         return f"{chunk} {what}"
@@ -190,11 +190,11 @@ def _how_wrong(sums: Sums, rank: int, own: int, counts: Sums | None) -> str:
     expected = sums.chunk(sums.total, own)
     pairs = list(zip(got, expected, strict=True))
     number = next(i for i, pair in enumerate(pairs) if not close(*pair, 1e-12))
-    for digits in (4, 8, 16):
+    for digits in (3, 8, 16):
         has, needs = (f"{float(value):.{digits}g}" for value in pairs[number])
         if has != needs:
             break
-    return f"{chunk} has {has} in element {number}, expected the sum, {needs}"
+    return f"element {number} of {chunk} is {has}, expected the sum, {needs}"
 
 
 def _overwritten(counts: Sums) -> bool:

@@ -188,7 +188,7 @@ def _expect_counters(expected: State, actual: list[State], src: int) -> None:
             if not torch.equal(state[name], right):
                 raise NotYetError(
                     f"on rank {rank}, the buffer {name} holds {int(state[name])}, "
-                    f"expected {int(right)}, the integer of the source, rank {src}",
+                    f"expected {int(right)} as on rank {src}, the source",
                     rule="give each tensor a broadcast of its own, in its own dtype: "
                     "a floating-point number can't hold every integer",
                 )

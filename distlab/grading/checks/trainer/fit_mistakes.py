@@ -56,8 +56,8 @@ def expect_epochs(run: Run) -> None:
             raise NotYetError(
                 f"with epoch {USED_BEFORE} set before fit, "
                 * is_old
-                + f"rank {record.rank} called set_epoch with {enumerated(set_to)}, and "
-                f"read epochs {enumerated(used)}, expected epochs {enumerated(right)}",
+                + f"rank {record.rank} called set_epoch with {enumerated(set_to)}, so "
+                f"its samples are those of {_epochs(used)}, expected {_epochs(right)}",
                 slug="epoch-not-set" if len(set(used)) < NUM_EPOCHS else "",
                 evidence=[(r.rank, "read", f"{r.value['used']}") for r in run.ranks],
                 rule="for epoch in range(num_epochs): first set_epoch(epoch), then "
@@ -218,8 +218,8 @@ def loss_suspects(losses: Tensor, expected: Tensor) -> list[Suspect]:
         (
             "sum-loss-returned",
             expected * n,
-            f"each epoch's loss is {n} × the mean over its samples on {n} ranks, "
-            "expected the mean",
+            f"with {n} ranks, each epoch's loss is {n} times the mean over its "
+            "samples, expected the mean",
             "train_step returns the mean over all ranks already",
         ),
         (
@@ -314,3 +314,7 @@ def _sum(gradients: Sequence[Tensor], rank: int) -> Tensor:
 
 def _divided_twice(gradients: Sequence[Tensor], rank: int) -> Tensor:
     return torch.stack(list(gradients)).mean(0) / len(gradients)
+
+
+def _epochs(numbers: Sequence[int]) -> str:
+    return f"epoch{'s' * (len(numbers) > 1)} {enumerated(numbers)}"
