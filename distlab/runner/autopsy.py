@@ -192,7 +192,7 @@ def explain_end(record: RankRecord) -> str:
     code = exit_code_in(status)
     if code == LINE_LOST:
         return "closed or replaced a file descriptor of distlab's, and was not heard of"
-    return f"ended its process (exit status {code}) before it was done"
+    return f"exited with status {code} before it had finished"
 
 
 def _killed(number: int, at: str) -> str:

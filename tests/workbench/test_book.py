@@ -218,10 +218,10 @@ def right() -> list[Tensor]:
 @pytest.mark.parametrize(
     ("actual", "words"),
     [
-        ([3 * value for value in right()], ["3 ×", "every rank"]),
+        ([3 * value for value in right()], ["3 times", "every rank"]),
         ([value / 4 for value in right()], ["1/4 of", "every rank"]),
         ([value * 0 for value in right()], ["zero", "every rank"]),
-        ([right()[0], right()[1] * 5, right()[2]], ["5 ×", "rank 1"]),
+        ([right()[0], right()[1] * 5, right()[2]], ["5 times", "rank 1"]),
         ([right()[1], right()[0] + 1, right()[2] + 1], ["rank 0", "rank 1"]),
         ([r + torch.eye(6)[4] for r in right()], ["1 of 6", "element 4"]),
     ],

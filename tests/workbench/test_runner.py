@@ -161,7 +161,7 @@ def test_the_rank_that_raised_is_named(cluster: Cluster) -> None:
 
 def test_one_mistake_on_all_ranks_is_one_mistake(cluster: Cluster) -> None:
     text = cluster.run(programs.all_raise, 3).explanation
-    assert named(text, 0, 1, 2, "ZeroDivisionError")
+    assert named(text, "every rank", "ZeroDivisionError")
     assert text.count("ZeroDivisionError") == 1
 
 

@@ -192,8 +192,9 @@ def _said(failure: NotYetError, alike: Sequence[Entry]) -> NotYetError:
         return failure
     told = read_misconceptions()[slug]
     title = told["title"][:1].lower() + told["title"][1:]
+    wrong = failure.message.partition(": element ")[0]  # the evidence has the numbers
     return failure.but(
-        message=f"{title}, so {failure.message}",
+        message=f"{title}, so {wrong}",
         slug=slug,
         rule=first_sentence(told["fix"]),
     )

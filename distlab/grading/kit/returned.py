@@ -72,8 +72,8 @@ def expect_loss(
     if right[-1] and n > 1 and not any(right[:-1]):
         does = "returned nothing" if losses[0] is None else f"returned {losses[0]:.3g}"
         raise NotYetError(
-            f"rank 0 {does}, expected the loss, {float(expected):.3g}, which only the "
-            "last stage returned",
+            f"only the last stage returned the loss, {float(expected):.3g}: rank 0 "
+            f"{does}, expected the loss on every rank",
             slug="loss-on-last-stage-only",
             rule="comm.broadcast the loss from the last rank",
         )

@@ -188,7 +188,7 @@ def expect_no_wait_in_call(run: Run) -> None:
                 act = op if op == "wait()" else f"comm.{op}"
                 raise NotYetError(
                     f"rank {record.rank} waits in {act} before the hook returns, "
-                    "expected it to wait in the wait() of your Work",
+                    "expected a wait in Work.wait() only",
                     slug="waits-in-hook",
                     evidence=heard_lines(run),
                     rule="start with async_op=True, wait in the wait() of your Work",

@@ -86,7 +86,7 @@ def _expect_scaled(record: dict[str, Any], raw: Tensor, rank: int) -> None:
         vanished = bool((came[raw < 1e-6] == 0).all())
         raise NotYetError(
             f"with scale {scale:g}, small gradients still became 0 in float16 on rank "
-            f"{rank}, expected backward() from the loss times the scale"
+            f"{rank}, expected backward() on loss * scale"
             if vanished
             else f"with scale {scale:g}, backward() computed {brief(came, 3)} on rank "
             f"{rank}, expected {brief(halved(raw, scale), 3)}",

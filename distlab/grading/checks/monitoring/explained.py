@@ -193,7 +193,10 @@ def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
     if "hidden" in (word, told):
         decides = f"{100 * share:.3g} % of the communication is exposed"
     elif "partial" in (word, told):
-        decides = f"both overlap for {100 * covered:.3g} % of the shorter one"
+        decides = (
+            f"compute and communication overlap for {100 * covered:.3g} % of the "
+            "shorter one"
+        )
     else:
         decides = (
             f"{100 * left:.3g} % of the compute comes after the communication starts"

@@ -219,7 +219,7 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
 def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
     if not close(weights, right):
         found, expected = beside(weights, right)
-        why = " (the nan is on purpose)" * ("nan" in found + expected)
+        why = " (a worker pushed the nan)" * ("nan" in found + expected)
         raise NotYetError(f"{when}, the weights are {found}, expected {expected}{why}")
 
 

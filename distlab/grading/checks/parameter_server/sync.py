@@ -143,7 +143,7 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
     found, expected = beside(values, after(n, done))
-    why = " (the nan is on purpose)" * ("nan" in expected)
+    why = " (a worker pushed the nan)" * ("nan" in expected)
     message = (
         f"after step {done} with {times(n, 'worker')}, the weights are {found}, "
         f"expected {expected}{why}"

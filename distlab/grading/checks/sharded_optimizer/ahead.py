@@ -52,7 +52,7 @@ def fetched_ahead(runs: Runs) -> str | None:
             raise NotYetError(
                 f"on {RANKS} simulated ranks, {where} with prefetch takes "
                 f"{ahead:.3g} s, "
-                f"expected at most {most:.3g} s with a wait for its first layer only",
+                f"expected at most {most:.3g} s: it must wait for the first layer only",
                 slug="prefetch-waits",
                 rule="prefetch starts its messages and returns; unshard_layer waits",
             )

@@ -194,8 +194,8 @@ def _expect_range(
         )
     else:
         message = (
-            f"rank {rank} saves elements {start} to {stop - 1} of `{name}` with other "
-            "elements' state, expected their own state"
+            f"rank {rank} saves elements {start} to {stop - 1} of `{name}` with the "
+            "optimizer state of other elements, expected their own"
         )
     raise NotYetError(
         message,
