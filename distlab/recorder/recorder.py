@@ -165,7 +165,8 @@ class Recorder:
             self._has_posted.clear()
             self._pause_s = LOOK_S
             self._is_due.set()
-            if self._thread is not None and self._thread.is_alive():
+            looks = self._thread is not None and self._thread.is_alive()
+            if looks and self._store is not None:
                 self._has_posted.wait(_LAST_LOOK_S)
             self._verdict.wait(_LAST_WORD_S)
             seats.remove(act)
