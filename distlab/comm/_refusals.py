@@ -72,10 +72,10 @@ class Refusals:
         if not tensor.is_contiguous():
             # What .contiguous() returns is a copy: nothing may be received into it.
             into = op in ("recv", "irecv")
-            way = "receive into one that is" if into else "use .contiguous()"
+            way = "receive into a contiguous one" if into else "use .contiguous()"
             raise CommRefusedError(
-                f"{op} got a non-contiguous tensor (a column, a transpose): its "
-                f"elements are not next to each other in memory; {way}"
+                f"{op} got a non-contiguous tensor, such as a column or a transpose: "
+                f"{way}"
             )
 
     def gathered(self, output: Tensor, input: Tensor, op: str) -> None:

@@ -247,8 +247,8 @@ def _misdirected(seen: Outputs) -> Guess | None:
     if n > 1 and seen.are([torch.stack(own).sum(0)] * n):
         return Guess(
             "",
-            "every rank has the sum of rank 0's chunk 0, rank 1's chunk 1"
-            f"{', …' * (n > 2)}, expected on rank r the sum of everyone's chunk r",
+            "every rank r added its own chunk r to the same sum, expected rank r to "
+            "have the sum of all ranks' chunks r",
             FOR_THE_OTHER,
         )
     for other in range(1, n) if n > 2 else ():

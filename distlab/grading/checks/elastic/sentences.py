@@ -164,7 +164,7 @@ class Difference:
         alive = [m for m in seen.members if m not in self.contract.ended]
         joined = [m for m in alive if m in seen.joined]
         if not alive:
-            return " with every member of the last generation ended"
+            return " after every member of the last generation has ended"
         unheard = self._unheard()
         lowest = alive[0] if len(joined) == len(unheard) else ""
         heard, missing = (

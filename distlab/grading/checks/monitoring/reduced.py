@@ -178,7 +178,7 @@ def _expect_reduced(runs: Runs, poisoned: bool) -> None:
         after = "after the all_reduce every rank has them" * everywhere
         raise NotYetError(
             f"when {only} rank {origin(n)} has {len(BAD[-1])} elements that aren't "
-            f"finite, reduce_gradients returned {_told(counts)}, expected "
+            f"finite, the ranks' reduce_gradients returned {_told(counts)}, expected "
             f"{_told(expected)}"
             if poisoned
             else "when all elements are finite, reduce_gradients returned "
@@ -215,13 +215,16 @@ def _expect_means(values: Any, own: list[Tensor], place: int, poisoned: bool) ->
             and not torch.isfinite(found[~finite]).any()
         ):
             continue
-        is_sum = close(found[finite], total[finite])
+        is_sum = bool(finite.any()) and close(found[finite], total[finite])
+        told = f"in gradient {place} {_error(found, right)}"
+        if is_sum or not finite.any():
+            whose = ("the ranks' sum ", "the ranks' mean ") if is_sum else ("", "")
+            told = (
+                f"gradient {place} is {whose[0]}{brief(found)}, expected {whose[1]}"
+                f"{brief(right)}"
+            )
         raise NotYetError(
-            f"after reduce_gradients on rank {rank}, gradient {place} is the sum over "
-            f"the ranks, {brief(found)}, expected their mean, {brief(right)}"
-            if is_sum
-            else f"after reduce_gradients on rank {rank}, in gradient {place} "
-            f"{_error(found, right)}",
+            f"after reduce_gradients on rank {rank}, {told}",
             slug="sum-not-mean" if is_sum and not poisoned else "",
         )
 

@@ -110,7 +110,7 @@ def _wrong(
     if max(abs(got), abs(right)) >= 1e4 and got.is_integer() and right.is_integer():
         pair = _number(got), _number(right)
     unit = " s" * (name or function).endswith("_s") * ("per_s" not in name)
-    returned = f"{name} = " * bool(name) + pair[0] + unit
+    returned = f"`{name}` = " * bool(name) + pair[0] + unit
     told = (len(wrong) == len(rows) and _ratio(wrong)) or _gap(call, name, got - right)
     alike = [row[0] for row in wrong if row[1] == name]
     asked = [row[0] for row in rows if row[1] == name]

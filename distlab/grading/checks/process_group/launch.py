@@ -211,6 +211,8 @@ def _done(actions: list[Fact], event: Fact) -> str:
     if are_starts and event != ("begin",) and len({a[2] for a in actions}) == 1:
         ranks = ranks_in_words([action[1] for action in actions])
         return f"restarted {ranks} in generation {actions[0][2]}"
+    if all(action[0] == "signal" for action in actions):
+        return f"sent {_actions(actions)}"
     return f"returned {_actions(actions)}"
 
 

@@ -124,9 +124,9 @@ def expect_freed(run: Run) -> None:
         for call, name, over in record.value["told"]:
             if call == "reduce":
                 raise NotYetError(
-                    f"when reduce_bucket returns for the bucket of {name}, rank "
-                    f"{record.rank} holds {over} bytes too many, expected only weights "
-                    "and the shards' gradients",
+                    f"after reduce_bucket for the bucket of `{name}`, rank "
+                    f"{record.rank} still holds {over} bytes too many, expected only "
+                    "weights and the shards' gradients",
                     slug="full-gradients-kept",
                     rule="once a rank has its chunk it needs no full gradient; a view "
                     "of a chunk keeps the memory of the full vector",

@@ -263,7 +263,7 @@ def a_share_of_the_weights(runs: Runs) -> str | None:
         if max(found) > share:
             raise NotYetError(
                 f"rank {found.index(max(found))} has {max(found)} elements of {words}, "
-                f"expected {share}: 1/{n} of the weights, and the last bias",
+                f"expected {share}, 1/{n} of the weights plus the whole last bias",
                 slug="weights-not-cut",
                 evidence=[
                     (rank, "holds", f"{count} of {size}")
