@@ -180,6 +180,7 @@ def test_segment_plan(unit: ModuleType) -> None:
             ]
             for plan in plans:
                 expect_care(plan)
+                expect_sending(plan)
                 sent = sum(kind == "isend" for kind, _, _ in plan)
                 assert sent <= 2 * (n - 1) * num_segments
             expect_sums(plans, n, num_segments)
@@ -203,6 +204,18 @@ def expect_care(plan: list[Step]) -> None:
         if kind != "add":
             in_flight.add((segment, buffer))
     assert not in_flight
+
+
+def expect_sending(plan: list[Step]) -> None:
+    """Check that a segment is being sent during each addition."""
+    sending: set[int] = set()
+    for kind, segment, buffer in plan:
+        if kind == "isend":
+            sending.add(segment)
+        elif kind == "add":
+            assert sending
+        elif kind == "wait" and buffer is None:
+            sending.discard(segment)
 
 
 def expect_overlap(plan: list[Step]) -> None:
