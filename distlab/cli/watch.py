@@ -234,11 +234,11 @@ class _Session:
         Both before anything is judged or said: a save that follows is a new one. If a
         task's code can't be read, its old digest stays.
         """
-        while self._states() != self._under_judgement:
-            before, self._under_judgement = self._under_judgement, self._states()
+        while (states := self._states()) != self._under_judgement:
+            before, self._under_judgement = self._under_judgement, states
             for task in self._curriculum.tasks:
                 file = self._file_of(task)
-                if self._under_judgement.get(file) == before.get(file):
+                if states.get(file) == before.get(file):
                     continue
                 verdict, _ = look_at(self._curriculum, task, "mine")
                 if verdict.function_digest and verdict.slug not in _UNREADABLE:

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -138,15 +138,28 @@ class Recorder:
         def compare(act: Act) -> None:
             shared.compare(act)
             if act.others:
-                self._stay_in(act, _PATIENCE_S)
+                with self._seated(act):
+                    self._verdict.wait(_PATIENCE_S)
 
         return compare
 
-    def _stay_in(self, act: Act, limit_s: float) -> None:
-        """Wait in a call for the verdict, with which this process usually ends."""
+    @contextlib.contextmanager
+    def _seated(self, act: Act) -> Iterator[None]:
+        """Stay in a call for the verdict, with which this process usually ends."""
         seats = self._journal.sit_down(act)
-        self._verdict.wait(limit_s)
-        seats.remove(act)
+        try:
+            yield
+        finally:
+            seats.remove(act)
+
+    def _be_looked_at(self) -> None:
+        """Wait for a look: they may be rare by now, and a busy machine delays them."""
+        self._has_posted.clear()
+        self._pause_s = LOOK_S
+        self._is_due.set()
+        looks = self._thread is not None and self._thread.is_alive()
+        if looks and self._store is not None:
+            self._has_posted.wait(_LAST_LOOK_S)
 
     def fail(self, error: BaseException) -> None:
         """This rank is about to end with an error that nobody has caught.
@@ -160,16 +173,9 @@ class Recorder:
         act = self._journal.raised_in(error) if isinstance(error, Exception) else None
         if act is not None:
             act.failed, act.done = True, False
-            seats = self._journal.sit_down(act)
-            # We may have looked rarely by now, and a busy machine delays a look.
-            self._has_posted.clear()
-            self._pause_s = LOOK_S
-            self._is_due.set()
-            looks = self._thread is not None and self._thread.is_alive()
-            if looks and self._store is not None:
-                self._has_posted.wait(_LAST_LOOK_S)
-            self._verdict.wait(_LAST_WORD_S)
-            seats.remove(act)
+            with self._seated(act):
+                self._be_looked_at()
+                self._verdict.wait(_LAST_WORD_S)
 
     def finish(self) -> None:
         """Post that this rank ends: called at the exit of the interpreter.

@@ -73,19 +73,16 @@ def explain_deadlock(run: Run) -> str:
     waiting = [r for r in run.ranks if r.status == "waiting" and r.waiting]
     ops = {r.waiting["op"] for r in waiting if r.waiting and r.rank in run.cycle}
     if run.cycle:
-        who, for_whom, none = (
-            "ranks {} and {}".format(*run.cycle[:2]),
-            "other",
-            "neither",
-        )
-        if len(run.cycle) > 2:
+        if len(run.cycle) == 2:
+            who, next_one, none = _names(run.cycle), "other", "neither"
+        else:
             circle = "→".join(_shortened([*run.cycle, run.cycle[0]]))
-            who, for_whom, none = f"ranks {circle}", "next", "none"
+            who, next_one, none = f"ranks {circle}", "next", "none"
         if ops <= set(SENDS):
-            return f"{who} wait in send, each for the {for_whom}; {none} is in recv"
+            return f"{who} wait in send, each for the {next_one}; {none} is in recv"
         if ops <= set(RECEIVES):
-            return f"{who} wait in recv, each for the {for_whom}; {none} is in send"
-        return f"{who} wait, each for the {for_whom}"
+            return f"{who} wait in recv, each for the {next_one}; {none} is in send"
+        return f"{who} wait, each for the {next_one}"
     for record in waiting:
         for peer in run.waits_for.get(record.rank, ()):
             if _index(run, peer) and run.ranks[peer].status == "finished":
@@ -139,11 +136,10 @@ def explain_failure(run: Run) -> str:
     if first is None:
         return "the run failed without a record"
     same = [r.rank for r in run.ranks if _signature(r) == _signature(first)]
-    each = "each " if len(same) > 1 else ""
-    who = f"{_names(same)} {each}"
+    who = f"{_names(same)} each" if len(same) > 1 else _names(same)
     if len(same) == run.world_size > 1:
-        who = "every rank "
-    head = f"{who}{explain_end(first)}"
+        who = "every rank"
+    head = f"{who} {explain_end(first)}"
     if ended_by_transport(first):
         misfit = misfit_of(run, first)
         head += f"; {misfit}" if misfit else ""
@@ -217,34 +213,32 @@ def evidence(run: Run) -> tuple[Evidence, ...]:
     return tuple(_line(record) for record in run.ranks)
 
 
-def describe(call: Event | None) -> str:
-    """`send → 1`, `recv ← any rank`, `all_reduce`."""
+def describe(
+    call: Event | None, signs: tuple[str, str, str, str] = ("→", "←", "", " ")
+) -> str:
+    """`send → 1`, `recv ← any rank`, `all_reduce`.
+
+    `signs` stand before a destination, a source and a rank's number, and between both.
+    """
     if call is None:
         return "a call"
     if call.get("service"):
         name = call["service"]
         return "call to " + (name if name[:5] == "rank " else f'the service "{name}"')
-    text = str(call["op"])
+    to, source, rank, joint = signs
+    peers = []
     if call.get("dst") is not None:
-        text += f" → {'?' if call['dst'] < 0 else call['dst']}"
+        peers.append(f"{to} {rank}{'?' if call['dst'] < 0 else call['dst']}")
     if call.get("src") is not None:
-        source = "any rank" if call["src"] == ANY else call["src"]
-        text += f" ← {'?' if call['src'] < ANY else source}"
-    if call.get("tag"):
-        text += f" (tag {call['tag']})"
-    return text
+        number = f"{rank}{'?' if call['src'] < ANY else call['src']}"
+        peers.append(f"{source} {'any rank' if call['src'] == ANY else number}")
+    tag = f" (tag {call['tag']})" if call.get("tag") else ""
+    return f"{call['op']} {joint.join(peers)}".rstrip() + tag
 
 
 def in_words(call: Event | None) -> str:
     """As `describe`, for a sentence: `send to rank 1`, `recv from any rank`."""
-    told = describe(call)
-    if call is None or call.get("service"):
-        return told
-    for arrow, preposition in ((" → ", " to rank "), (" ← ", " from rank ")):
-        told = told.replace(arrow, preposition)
-    told = told.replace("rank any rank", "any rank").replace("rank ?", "some rank")
-    to, both, source = told.partition(" from ")
-    return f"{to} and from {source}" if both and " to " in to else told
+    return describe(call, ("to", "from", "rank ", " and "))
 
 
 def describe_tensor(call: Event | None) -> str:

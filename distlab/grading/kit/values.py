@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distlab.digests import digest
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.contributions import what_is_missing
 from distlab.grading.kit.flat import flat
 from distlab.grading.verdict import Difference, NotYetError
@@ -135,10 +136,8 @@ def _fact(
     if parts:
         for rank, part in enumerate(parts):
             if close(actual[first], part, tolerance):
-                whose = "only its own contribution"
-                if rank != first:
-                    whose = f"the contribution of rank {rank} alone"
-                return f"wrong {on}: rank {first} has {whose}"
+                whose = "its own" if rank == first else f"rank {rank}'s"
+                return f"wrong {on}: rank {first} has only {whose} contribution"
         if missing := what_is_missing(actual[first], expected[first], parts):
             return f"wrong {on}: rank {first} {missing}"
         if some := _own_in_some(
@@ -208,17 +207,8 @@ def _where(
     if len(off) <= len(errors) // 2:
         few = f"in {len(off)} of {len(errors)} elements "
     element = f"element {at} is " * (len(errors) > 1)
-    actual_text, expected_text = _told_apart(got[at], wanted[at])
-    return few, f": {element}{actual_text} on rank {rank}, expected {expected_text}"
-
-
-def _told_apart(got: Tensor, wanted: Tensor) -> list[str]:
-    """Two numbers, with as many digits as it takes to see that they differ."""
-    for digits in (3, 4, 8, 16):
-        pair = [f"{float(number):.{digits}g}" for number in (got, wanted)]
-        if pair[0] != pair[1]:
-            break
-    return pair
+    pair = apart(float(got[at]), float(wanted[at]))
+    return few, f": {element}{pair[0]} on rank {rank}, expected {pair[1]}"
 
 
 def _put_there(

@@ -25,6 +25,7 @@ from distlab.grading.checks.gradient_accumulation.microbatches import (
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.again import turned
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.like_reference import expect_like_reference, up_to
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.plain_sgd import CountedSGD
@@ -186,19 +187,13 @@ def _first_wrong_step(run: Run, seed: int) -> NotYetError:
         )
     else:
         what = "the unclipped norm" if wanted < MAX_NORMS[step] else "norm"
-        got, right = _pair(norms[rank], wanted)
+        got, right = apart(norms[rank], wanted)
         said = f"with a gradient of norm {got}, expected {what} {right}"
     return NotYetError(f"{call} {said}", evidence=tuple(evidence))
 
 
 def _in_call(step: int) -> str:
     return f"in call {step + 1}, with max_norm {MAX_NORMS[step]:g}"
-
-
-def _pair(got: float, wanted: float) -> tuple[str, str]:
-    """Both with three digits, or with as many as it takes to see that they differ."""
-    pairs = [(f"{got:.{d}g}", f"{wanted:.{d}g}") for d in (3, 5, 8, 17)]
-    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def _expect_steps(run: Run) -> None:
@@ -280,7 +275,7 @@ def _first_wrong_norm(norms: list[list[float]], expected: Tensor) -> str:
         for rank, own in enumerate(norms)
         if not close(torch.tensor(own[step]).double(), wanted, TOLERANCE)
     )
-    got, right = _pair(norms[rank][step], float(wanted))
+    got, right = apart(norms[rank][step], float(wanted))
     return (
         f"{_in_call(step)}, rank {rank} returned {got}, expected {right}, the "
         "gradient's norm before clipping"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from distlab.grading.checks.ring_allreduce.counts import counted, in_words, what_is_off
 from distlab.grading.checks.ring_allreduce.steps import SENDING
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.messages import calls_of_each, expect_messages, received
 from distlab.grading.kit.values import (
     Suspect,
@@ -182,19 +183,15 @@ def _wrong_chunk(sums: Sums, wrong: list[int], counts: Sums | None) -> NotYetErr
 
 def _how_wrong(sums: Sums, rank: int, own: int, counts: Sums | None) -> str:
     """Whose values a chunk lacks or has twice; or else its first wrong element."""
-    chunk = "that chunk"
     ranks = counts.counts(counts.chunk(counts.after[rank], own)) if counts else []
     if what := next(filter(None, map(what_is_off, ranks)), ""):
-        return f"{chunk} {what}"
+        return f"that chunk {what}"
     got = sums.chunk(sums.after[rank], own)
     expected = sums.chunk(sums.total, own)
     pairs = list(zip(got, expected, strict=True))
     number = next(i for i, pair in enumerate(pairs) if not close(*pair, 1e-12))
-    for digits in (3, 8, 16):
-        has, needs = (f"{float(value):.{digits}g}" for value in pairs[number])
-        if has != needs:
-            break
-    return f"element {number} of {chunk} is {has}, expected the sum, {needs}"
+    has, needs = apart(*map(float, pairs[number]))
+    return f"element {number} of that chunk is {has}, expected the sum, {needs}"
 
 
 def _overwritten(counts: Sums) -> bool:
