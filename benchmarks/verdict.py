@@ -6,7 +6,7 @@ save to the line with the verdict is taken: 40 times for one task, 10 times for 
 the others, which play the sizes of their own. The peer runs the scenario of the first
 task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
 
-A task with a time limit of its own starts programs (1.16 a real torchrun): its seconds
+A task with a time limit of its own forms process groups of torch again: its seconds
 are shown and have no bar.
 
     distlab bench verdict [--json]

@@ -200,8 +200,8 @@ def main(num_epochs: int = 3, path: str = "weights.pt") -> nn.Module:
        through the model on exactly one rank.
     C2 Rank 0 saves the model's state_dict() to `path` with torch.save, and no other
        rank saves anything.
-    C3 Under a real torchrun, the program destroys its process group and exits cleanly.
-       It doesn't import distlab.
+    C3 Under torchrun, the program destroys its process group and exits cleanly. It
+       doesn't import distlab.
     In torch.distributed: already plain torch
     Cost: one all_reduce per parameter and step. Check: distlab check 1.16
     """

@@ -67,7 +67,7 @@ class PlayedRuns(Runs):
         self.shared: frozenset[RunSpec] = frozenset()  # what ran with something else
         self.records: Records = {}
         self._beside: PlayedRuns | None = None  # the reference
-        self._plan = tuple(spec for spec in plan if spec.network is None)
+        self._plan = tuple(spec for spec in plan if spec.is_on_ranks)
 
     def alone(self) -> PlayedRuns:
         """The same without what ran together with something else: it runs again."""
@@ -122,8 +122,8 @@ class PlayedRuns(Runs):
         return self.records[spec]
 
     def printed(self) -> str:
-        """What the ranks of the latest run printed."""
-        runs = list(self.records.values())
+        """What the ranks of the latest run printed; a program may print as it likes."""
+        runs = [run for spec, run in self.records.items() if not spec.launches]
         return printed(runs[-1]) if runs else ""
 
     def _together(self, specs: tuple[RunSpec, ...]) -> None:
@@ -137,9 +137,9 @@ class PlayedRuns(Runs):
         self.shared = frozenset(specs[: len(parts)])
 
     def _by_itself(self, spec: RunSpec) -> Run:
-        return (
-            self._simulated(spec) if spec.network else self.on_ranks(perform, (spec,))
-        )
+        if spec.is_on_ranks:
+            return self.on_ranks(perform, (spec,))
+        return self._launched(spec) if spec.launches else self._simulated(spec)
 
     def on_ranks(
         self,
@@ -184,6 +184,19 @@ class PlayedRuns(Runs):
             journal=False,
         )
 
+    def _launched(self, spec: RunSpec) -> Run:
+        return self.cluster.run(
+            launch,
+            1,
+            spec.name,
+            self.impl.source.path.name,
+            self.impl.source.text,
+            dict(spec.values),
+            limits=self.limits,
+            seed=self.seed,
+            journal=False,
+        )
+
     def _values(self, spec: RunSpec) -> dict[str, Any]:
         return {"seed": self.seed, **dict(spec.values)}
 
@@ -207,6 +220,15 @@ def perform(
     if len(plays) == 1:
         return play(*plays[0])
     return play_all(context, play, plays)
+
+
+def launch(
+    context: RankContext, scenario: str, name: str, text: str, values: dict[str, Any]
+) -> Any:
+    """In a process of its own: a scenario that starts the file as a program."""
+    from distlab.runner.rank import resolve
+
+    return resolve(scenario)(context, name, text, **values)
 
 
 def prepared(

@@ -64,10 +64,11 @@ class KernelRuns(Runs):
         """The record of a run, however it ended.
 
         Raises:
-            UndeclaredRunError: it is one in virtual time, which is not looked at here.
+            UndeclaredRunError: it is in virtual time, or starts a program: neither is
+                looked at here.
         """
-        if spec.network:
-            raise UndeclaredRunError("no ranks to hang: virtual time")
+        if not spec.is_on_ranks:
+            raise UndeclaredRunError("not on ranks: nothing to look at here")
         if spec not in self._records:
             values = {"seed": self.seed, **dict(spec.values)}
             self._records[spec] = simulate(

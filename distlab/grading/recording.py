@@ -85,7 +85,7 @@ def _run(spec: RunSpec, told: dict[str, Any], world_size: int) -> Run:
         RankRecord(**{**rank, "error": rank["error"] and ErrorRecord(**rank["error"])})
         for rank in told["ranks"]
     )
-    count = 1 if spec.network else world_size
+    count = world_size if spec.is_on_ranks else 1
     if [record.rank for record in ranks] != list(range(count)):
         raise RecordingError(f"{spec.name} has no record for each of {count} ranks")
     return Run(**{**told, "ranks": ranks})

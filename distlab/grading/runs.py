@@ -46,6 +46,7 @@ class RunSpec:
     scenario: Scenario
     values: tuple[tuple[str, Any], ...] = ()
     network: Network | None = None  # virtual time; None: on ranks of its world size
+    launches: bool = False  # the scenario starts the file as a program; see `launched`
     situation: str = field(default="", compare=False)  # said first if it fails
 
     def when(self, situation: str) -> RunSpec:
@@ -54,6 +55,11 @@ class RunSpec:
         A run that doesn't finish, because of an error or a deadlock, would not say it.
         """
         return replace(self, situation=situation)
+
+    @property
+    def is_on_ranks(self) -> bool:
+        """Whether it plays on real ranks that have the unit in their hands."""
+        return not (self.network or self.launches)
 
     @property
     def name(self) -> str:
@@ -68,6 +74,14 @@ class RunSpec:
 def on_ranks(scenario: Scenario, **values: Any) -> RunSpec:
     """A run on real ranks; the same values in another order are the same run."""
     return RunSpec(scenario, tuple(sorted(values.items())))
+
+
+def launched(scenario: Scenario, **values: Any) -> RunSpec:
+    """A run of the file as the program that it is, in processes that nothing guards.
+
+    The scenario is called once, as `(context, file_name, text, **values)`.
+    """
+    return replace(on_ranks(scenario, **values), launches=True)
 
 
 def in_virtual_time(

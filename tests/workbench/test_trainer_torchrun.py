@@ -1,22 +1,29 @@
 """The learner's file under torchrun: what is told about a failure, and what is left."""
 
 import os
-import time
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from distlab.curriculum import UnitSource
+from distlab.curriculum.units import read_source
 from distlab.grading import NotYetError
-from distlab.grading.checks.trainer import main_torchrun
-from distlab.grading.checks.trainer.main_torchrun import expect_clean_end
-from distlab.runner.processes import descendants
+from distlab.grading.checks.trainer.main_program import UNDER_TORCHRUN
+from distlab.grading.checks.trainer.main_reference import right_weights
+from distlab.grading.checks.trainer.main_torchrun import EPOCHS, expect_clean_end
+from distlab.grading.harness import Implementation, PlayedRuns
+from distlab.grading.kit.flat import flat
+from distlab.runner import Cluster, Limits
+from tests.workbench.judging import CURRICULUM
+from tests.workbench.launching import torchrun
 
+REFERENCE = read_source(CURRICULUM, CURRICULUM.units["trainer"], "reference")
 SLEEPS = """
-import os, pathlib, sys, time
+import os, pathlib, time
 here = pathlib.Path({folder!r})
-(here / f"{{os.environ['RANK']}}.part").write_text(str(os.getpid()))
-(here / f"{{os.environ['RANK']}}.part").rename(here / f"{{os.environ['RANK']}}.pid")
+(here / f"{{os.environ['RANK']}}.pid").write_text(str(os.getpid()))
 print("sleeping", flush=True)
 time.sleep(600)
 """
@@ -31,49 +38,56 @@ def is_alive(pid: int) -> bool:
     return stat[stat.rindex(")") + 2] != "Z"
 
 
-def source_of(text: str) -> UnitSource:
-    return UnitSource("trainer", "file", Path("mine_trainer.py"), text)
+def judge(cluster: Cluster, text: str, limit_s: float = 60.0) -> None:
+    mine = replace(REFERENCE, side="file", path=Path("mine_trainer.py"), text=text)
+    impl = Implementation(mine, REFERENCE)
+    runs = PlayedRuns(cluster, impl, 2, 7, Limits(seconds=limit_s))
+    expect_clean_end(runs, UNDER_TORCHRUN)
 
 
-def test_what_the_file_raised_is_told_and_its_output_shown() -> None:
+def test_what_the_file_raised_is_told_and_its_output_shown(cluster: Cluster) -> None:
     text = "print('so far so good', flush=True)\n{}['weights']\n"
     with pytest.raises(NotYetError) as caught:
-        expect_clean_end(source_of(text), 1)
+        judge(cluster, text)
     assert caught.value.message.endswith("1: KeyError: 'weights'")
     assert "mine_trainer.py" in caught.value.output
 
 
-def test_without_distlab_an_import_of_it_fails() -> None:
+def test_without_distlab_an_import_of_it_fails(cluster: Cluster) -> None:
     with pytest.raises(NotYetError) as caught:
-        expect_clean_end(source_of("from distlab.comm import Comm\n"), 1)
+        judge(cluster, "from distlab.comm import Comm\n")
     assert caught.value.slug == "still-needs-distlab"
 
 
-def test_weights_that_were_not_saved_are_missed() -> None:
+def test_a_worker_that_is_killed_is_a_failure(cluster: Cluster) -> None:
+    text = "import os\nos.kill(os.getpid(), 9)\n"
+    with pytest.raises(NotYetError, match=r"-9\b"):
+        judge(cluster, text)
+
+
+def test_weights_that_were_not_saved_are_missed(cluster: Cluster) -> None:
     with pytest.raises(NotYetError, match=r"\bweights\.pt\b"):
-        expect_clean_end(source_of("x = 1\n"), 1)
+        judge(cluster, "x = 1\n")
 
 
-def test_nothing_is_left_when_the_time_is_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Wait until both ranks run, not for a time that may be too short for that.
-    ranks = [tmp_path / "0.pid", tmp_path / "1.pid"]
-    wait = main_torchrun.subprocess.Popen.wait
-
-    def waiting(process: object, timeout: float | None = None) -> int:
-        while timeout and not all(path.exists() for path in ranks):
-            time.sleep(0.05)
-            assert process.poll() is None  # type: ignore[attr-defined]
-        return wait(process, 0.1 if timeout else None)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(main_torchrun.subprocess.Popen, "wait", waiting)
-    with pytest.raises(
-        NotYetError, match=rf"\b{main_torchrun.LIMIT_S:g} s\b"
-    ) as caught:
-        expect_clean_end(source_of(SLEEPS.format(folder=str(tmp_path))), 2)
+def test_nothing_is_left_when_the_time_is_up(cluster: Cluster, tmp_path: Path) -> None:
+    text = SLEEPS.format(folder=str(tmp_path))
+    with pytest.raises(NotYetError) as caught:
+        judge(cluster, text, limit_s=5.0)
     assert "sleeping" in caught.value.output
-    pids = {int(path.read_text()) for path in ranks}
+    cluster.settle()
+    pids = {int(path.read_text()) for path in tmp_path.glob("*.pid")}
     assert len(pids) == 2
-    assert not pids & set(descendants(os.getpid()))
     assert not any(is_alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_the_reference_under_the_command_itself(tmp_path: Path) -> None:
+    subprocess.run(
+        [*torchrun(tmp_path, 2), str(REFERENCE.path)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    saved = flat(torch.load(tmp_path / "weights.pt", weights_only=True))
+    torch.testing.assert_close(saved, right_weights(EPOCHS, whole=True))

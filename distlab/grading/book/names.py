@@ -138,7 +138,7 @@ def _marks(
     missing = [entry for entry in entries if entry.id not in marks]
     if not missing:
         return marks
-    alone = [spec for spec in specs if spec.network is None]
+    alone = [spec for spec in specs if spec.is_on_ranks]
     for entry, records in played(missing, mine, alone, ROOM_S):
         marks[entry.id] = None
         if records is not None:

@@ -65,7 +65,7 @@ def specs_of(checks: Sequence[Check], world_size: int) -> tuple[RunSpec, ...]:
     return tuple(
         spec
         for spec in planned_runs(own, world_size)
-        if spec.network is None and not is_played_once(spec.scenario)
+        if spec.is_on_ranks and not is_played_once(spec.scenario)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -41,14 +42,14 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.double() - targets).square().mean()
 
 
-class Momentum(torch.optim.Optimizer):
+class MomentumSteps:
     """SGD with momentum, shard by shard: torch's own takes long with its first DTensor.
 
     Its state counts from the second step on.
     """
 
-    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
-        super().__init__(model.parameters(), {"lr": lr})
+    param_groups: list[dict[str, Any]]
+    state: Any  # by parameter
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -66,6 +67,29 @@ class Momentum(torch.optim.Optimizer):
                 local(parameter).sub_(group["lr"] * momentum)
 
 
+class Momentum(MomentumSteps, torch.optim.Optimizer):
+    """The optimizer that a learner's code gets."""
+
+    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
+        super().__init__(model.parameters(), {"lr": lr})
+
+
+class BaselineMomentum(MomentumSteps):
+    """The same for the single-process baseline, at once.
+
+    A process's first `torch.optim.Optimizer` imports torch's compiler: a second.
+    """
+
+    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
+        self.param_groups = [{"params": list(model.parameters()), "lr": lr}]
+        self.state = defaultdict(dict)
+
+    def zero_grad(self) -> None:
+        """See `torch.optim.Optimizer.zero_grad`."""
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
 def local(tensor: Any) -> Tensor:
     """What this rank has of it."""
     mine: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -73,7 +97,9 @@ def local(tensor: Any) -> Tensor:
 
 
 def one_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
+    model: nn.Module,
+    optimizer: Momentum | BaselineMomentum,
+    batch: tuple[Tensor, Tensor],
 ) -> None:
     """Forward, backward, step."""
     optimizer.zero_grad()

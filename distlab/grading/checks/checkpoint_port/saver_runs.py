@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from distlab.comm import leave_default_group
 from distlab.grading.kit.again import played_once
 from distlab.grading.kit.shard_training import (
+    BaselineMomentum,
     Momentum,
     batch_of,
     full_weights,
@@ -43,7 +44,7 @@ FIRST, SECOND = 9, 10  # steps with a checkpoint: as text "9" comes after "10"
 FAILING, NEXT, LATER, FAILING_TOO = 11, 12, 13, 14
 OTHER_LR = 0.02  # of an optimizer that has loaded nothing
 PATIENCE_S = 3.0  # how long a complete checkpoint may take
-BLOCKED_S = 1.0  # how long the second save() finds the first one unwritten
+BLOCKED_S = 1.0  # how long a call that doesn't wait finds the save unwritten
 
 
 def sizes_of(n: int) -> tuple[int, ...]:
@@ -87,8 +88,8 @@ def fresh(seed: int) -> tuple[nn.Sequential, Momentum]:
     from torch.distributed.fsdp import fully_shard  # a second, which judges don't need
 
     model = whole(seed)
-    for layer in (*model, model):
-        fully_shard(layer)
+    for part in (model[0], model):  # two groups: each costs collectives in each step
+        fully_shard(part)
     return model, Momentum(model, lr=OTHER_LR)
 
 
@@ -214,13 +215,13 @@ def _saves(
     train(model, optimizer, seed, range(1), rank)
     saver.save(FIRST, model, optimizer, own)
     train(model, optimizer, seed, range(1, 2), rank)
-    storage.permit(after_s=BLOCKED_S)
+    storage.permit_once_waited(BLOCKED_S)
     found["early"] = raised(lambda: saver.save(SECOND, model, optimizer, own))
     found["saved"] = full_weights(model)
     train(model, optimizer, seed, range(2, 3), rank)
     own += 50
     found["later"] = full_weights(model)
-    storage.permit(after_s=BLOCKED_S / 2)
+    storage.permit_once_waited(BLOCKED_S / 2)
     found["early"] = raised(saver.wait) or found["early"]
     found["unwritten"] = storage.begun - storage.written
     found |= storage.notes() | {"shard": most_of(model)}
@@ -343,7 +344,7 @@ def raised(call: Any) -> str:
 def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
     """The weights at the end of a life; `lost` is what that one did not load."""
     model = whole(seed)
-    optimizer = Momentum(model)
+    optimizer = BaselineMomentum(model)
     for past in range(life + 1):
         if past == life and lost == "all":
             model = whole(seed + life)
@@ -353,7 +354,7 @@ def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
                 if not parameter.requires_grad:
                     parameter.data.copy_(new[name])
         if past == life and lost in ("all", "optimizer"):
-            optimizer = Momentum(model, lr=OTHER_LR)
+            optimizer = BaselineMomentum(model, lr=OTHER_LR)
         if past == life and lost == "settings":
             optimizer.param_groups[0]["lr"] = OTHER_LR
         for step in steps_of(past):

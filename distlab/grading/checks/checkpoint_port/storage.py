@@ -7,6 +7,7 @@ agrees with the other ranks through `gather_object` and the like.
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,12 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItem
-
-dcp: Any = checkpoint
 
 PATIENCE_S = 3.0  # how long a writer waits for what comes only if save() has returned
+_LOOK_S = 0.01
+_WAITING = ("concurrent.futures._base", "threading")  # who is in a function of theirs
 _AGREE = (
     "gather_object",
     "scatter_object_list",
@@ -42,14 +41,18 @@ class Storage:
     """
 
     def __init__(self, unit: ModuleType) -> None:
-        self._places = [dcp, unit]
+        self._unit = unit
         self._undo: list[Callable[[], None]] = []
         self._permits = threading.Semaphore(0)
+        self._permitting: list[threading.Thread] = []
         self.gated = self.failing = self.refuses = False
         self.begun = self.written = self.wrote = self.read = 0
         self.by_caller = self.in_vain = self.together = self.shared = False
 
     def __enter__(self) -> Storage:
+        from torch.distributed import checkpoint  # a second, which judges don't need
+
+        dcp: Any = checkpoint
         self._caller = threading.get_ident()
         self._before = frozenset(threading.enumerate())
         writer = dcp.FileSystemWriter
@@ -58,7 +61,7 @@ class Storage:
         self._replace(reader, "read_data", self._reads(reader.read_data))
         for name in ("save", "async_save"):
             real: Callable[..., Any] = getattr(dcp, name)
-            for place in self._places:
+            for place in (dcp, self._unit):
                 if getattr(place, name, None) is real:
                     self._replace(place, name, self._begins(real))
         for name in _AGREE:
@@ -69,14 +72,30 @@ class Storage:
         for undo in reversed(self._undo):
             undo()
 
-    def permit(self, after_s: float = 0.0) -> None:
-        """Let one writer go on, now or later."""
-        if not after_s:
-            self._permits.release()
-            return
-        timer = threading.Timer(after_s, self._permits.release)
-        timer.daemon = True
-        timer.start()
+    def permit(self) -> None:
+        """Let one writer go on."""
+        self._permits.release()
+
+    def permit_once_waited(self, at_most_s: float) -> None:
+        """Let one writer go on when the unit's own line waits, or after `at_most_s`."""
+        late = threading.Thread(
+            target=self._permit_late, args=(at_most_s,), daemon=True
+        )
+        self._permitting.append(late)
+        late.start()
+
+    def _permit_late(self, at_most_s: float) -> None:
+        end = time.monotonic() + at_most_s
+        while time.monotonic() < end and not self._is_waiting():
+            time.sleep(_LOOK_S)
+        self.permit()
+
+    def _is_waiting(self) -> bool:
+        """Whether what the unit has called is a wait for a thread: not dcp, say."""
+        frame, called = sys._current_frames().get(self._caller), ""
+        while frame is not None and frame.f_globals is not vars(self._unit):
+            called, frame = frame.f_globals.get("__name__", ""), frame.f_back
+        return frame is not None and called in _WAITING
 
     def settle(self) -> None:
         """Give what was begun a moment to end, whatever became of it."""
@@ -89,7 +108,7 @@ class Storage:
     def _writers(self) -> list[threading.Thread]:
         """Threads that were started since, and go on."""
         new = (t for t in threading.enumerate() if t not in self._before)
-        return [thread for thread in new if not isinstance(thread, threading.Timer)]
+        return [thread for thread in new if thread not in self._permitting]
 
     def notes(self) -> dict[str, Any]:
         """What a judge reads."""
@@ -158,6 +177,8 @@ class Storage:
 
 def _most(plan: Any) -> int:
     """The most elements of one tensor in a plan to write or to read, by its name."""
+    from torch.distributed.checkpoint.planner import LoadItemType, WriteItem
+
     counts: Counter[str] = Counter()
     for item in plan.items:
         if isinstance(item, WriteItem):

@@ -24,6 +24,7 @@ from distlab.grading.checks.fault_tolerance.save import (
     the_manifest_comes_last,
 )
 from distlab.grading.clause import clause, judged_after
+from distlab.grading.kit.again import played_once
 from distlab.grading.kit.plans import worked_out
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
@@ -34,6 +35,7 @@ from distlab.sim import crash_points
 FIRST = 1  # is there before; as text, too, it is older than those that are saved
 
 
+@played_once
 def crash_saves(context: RankContext, unit: ModuleType, seed: int, keep: int) -> Any:
     """The first crash after which less can be loaded than `keep` promises."""
     size = 2

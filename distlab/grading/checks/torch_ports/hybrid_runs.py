@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from distlab.comm import leave_default_group
 from distlab.grading.kit.again import played_once
 from distlab.grading.kit.shard_training import (
+    BaselineMomentum,
     Momentum,
     batch_of,
     full_weights,
@@ -128,13 +129,13 @@ def node_of(rank: int, n: int) -> tuple[int, ...]:
 def one_process(seed: int, ranks: tuple[int, ...], steps: int = STEPS) -> Tensor:
     """The weights after steps with the batches of these ranks."""
     model = make_model(seed)
-    _baseline_steps(model, Momentum(model), seed, ranks, range(steps))
+    _baseline_steps(model, BaselineMomentum(model), seed, ranks, range(steps))
     return full_weights(model)
 
 
 def _baseline_steps(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: BaselineMomentum,
     seed: int,
     ranks: Sequence[int],
     steps: range,
@@ -149,12 +150,12 @@ def _baseline_steps(
 def continued_baseline(seed: int, n: int, lost: str = "") -> Tensor:
     """The weights after one more step; `lost` is what was not loaded."""
     model = make_model(seed)
-    optimizer = Momentum(model)
+    optimizer = BaselineMomentum(model)
     _baseline_steps(model, optimizer, seed, range(n), range(STEPS))
     if lost == "all":
         model = make_model(seed + 1)
     if lost in ("all", "optimizer"):
-        optimizer = Momentum(model, lr=OTHER_LR)
+        optimizer = BaselineMomentum(model, lr=OTHER_LR)
     if lost == "settings":
         optimizer.param_groups[0]["lr"] = OTHER_LR
     _baseline_steps(model, optimizer, seed, range(fewer_of(n)), range(STEPS, STEPS + 1))

@@ -1,111 +1,138 @@
-"""The learner's file under a real torchrun, where `import distlab` fails.
+"""The learner's file as the program that torchrun starts, where `import distlab` fails.
 
-The processes get a folder of their own, a session of their own, and a time limit at
-whose end every one of them is ended.
+torchrun's own agent (torch.distributed.elastic) runs in a warm process and forks the
+workers from it, so that none of them waits for torch to be imported. In all else they
+are what the command starts: its variables, its rendezvous, its exit codes.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
+import random
+import runpy
 import sys
-import tempfile
-import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 
-from distlab.curriculum import UnitSource
 from distlab.grading.checks.trainer.main_reference import right_weights
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import close
+from distlab.grading.runs import Runs, RunSpec
 from distlab.grading.verdict import NotYetError
-from distlab.runner.processes import descendants, end_descendants, reap
+from distlab.runner import RankContext, Run
 
-LIMIT_S = 120.0  # for a very busy machine; 2 free cores take about 6 s
 EPOCHS = 3  # main's default
-# When no line of the file failed: about one time in twenty, torch 2.13's gloo aborts a
-# process that has done everything rightly, at its exit (seen on a busy machine).
-_ATTEMPTS = 3
-NO_DISTLAB = (
-    'raise ImportError("there is no distlab here: it must run with torch alone")\n'
-)
+WEIGHTS = "weights.pt"  # path's default
+SEED_OF_NEW_PROCESS = 67280421310721  # torch's default_rng_seed_val
+NO_DISTLAB = "there is no distlab here: it must run with torch alone"
 
 
-def expect_clean_end(source: UnitSource, world_size: int) -> float:
-    """Have torchrun start the file and end with 0; how many seconds that took.
+def under_torchrun(
+    context: RankContext, name: str, text: str, world_size: int
+) -> dict[str, Any]:
+    """Start the file on `world_size` workers; how they ended, and what was saved."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    Path(name).write_text(text, encoding="utf-8")
+    has_fork = "fork" in multiprocessing.get_all_start_methods()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world_size,
+        # Port 0: any that is free, as with --standalone, but by number and not by name.
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        run_id="none",
+        max_restarts=0,
+        start_method="fork" if has_fork else "spawn",
+        logs_specs=DefaultLogsSpecs(log_dir=os.path.abspath("logs")),
+    )
+    status = 0
+    try:
+        elastic_launch(config, as_program)(name)
+    except ChildFailedError as error:
+        status = error.get_first_failure()[1].exitcode
+    state = None
+    if os.path.exists(WEIGHTS):
+        with suppress(Exception):  # then it is not what the reference saves
+            state = flat(torch.load(WEIGHTS, weights_only=True))
+    return {"status": status, "saved": os.path.exists(WEIGHTS), "state": state}
+
+
+def as_program(name: str) -> None:
+    """In a worker: run the file as `python name` would, where there is no distlab."""
+    for module in [m for m in sys.modules if m.partition(".")[0] == "distlab"]:
+        del sys.modules[module]
+    sys.meta_path.insert(0, _NoDistlab())
+    sys.argv, sys.path[:0] = [name], [os.getcwd()]
+    torch.manual_seed(SEED_OF_NEW_PROCESS)
+    random.seed()
+    np.random.seed()
+    try:
+        runpy.run_path(name, run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+class _NoDistlab(MetaPathFinder):
+    """Finds nothing, and says so for one package."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if name.partition(".")[0] == "distlab":
+            raise ImportError(NO_DISTLAB)
+
+
+def expect_clean_end(runs: Runs, spec: RunSpec) -> None:
+    """Have the workers end with 0, and rank 0 save the right weights.
 
     Raises:
-        NotYetError: it did not, or the weights it saved are wrong.
+        NotYetError: they did not, or it did not.
     """
-    with tempfile.TemporaryDirectory(prefix="distlab-torchrun-") as name:
-        folder = Path(name)
-        script = folder / source.path.name
-        script.write_text(source.text, encoding="utf-8")
-        package = folder / "no_distlab" / "distlab"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(NO_DISTLAB, encoding="utf-8")
-        started = time.monotonic()
-        for _attempt in range(_ATTEMPTS):
-            status, said = _run(folder, script, world_size)
-            if not status or _own_traceback(said, script.name):
-                break
-        seconds = time.monotonic() - started
-        if status != 0:
-            raise _failed(status, said, script.name)
-        _expect_weights(folder / "weights.pt")
-    return seconds
-
-
-def _run(folder: Path, script: Path, world_size: int) -> tuple[int | None, str]:
-    """Exit status (None when time ran out) and everything that was printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-    # Port 0: any that is free, as with --standalone, but by number and not by name.
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    command += ["--local-addr=127.0.0.1", f"--nproc-per-node={world_size}"]
-    command += [f"--log-dir={folder}"]  # without it, torchrun leaves a folder in /tmp
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [*command, str(script)],
-            cwd=folder,
-            env=_environment(folder / "no_distlab"),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+    run = runs.ended(spec)
+    if run.outcome != "finished" or run.values[0]["status"]:
+        raise _failed(run, runs.source.path.name)
+    if not run.values[0]["saved"]:
+        raise NotYetError(
+            f"under torchrun, main() wrote no {WEIGHTS}, expected this file, the "
+            "default of path",
+            rule="the line at the end of the file calls main() without arguments",
         )
-        try:
-            status: int | None = process.wait(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end(process)
-        output.seek(0)
-        return status, output.read().decode(errors="replace")
+    state = run.values[0]["state"]
+    if state is None or not close(state, right_weights(EPOCHS, whole=True)):
+        raise NotYetError(
+            "under torchrun, the saved weights are wrong, though the same main was "
+            "right in the grader's ranks",
+            rule="the weights may depend only on rank, world size and epoch",
+        )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun, after what it started: that has sessions of its own."""
-    if process.poll() is None:
-        below = descendants(process.pid)
-        end_descendants(process.pid)
-        process.kill()
-        process.wait()
-        reap(below)  # orphans come to whoever has a cluster
-
-
-def _environment(first: Path) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def _failed(status: int | None, said: str, script: str) -> NotYetError:
-    how = f"failed with exit status {status}"
-    if status is None:
-        how = f"had not ended after {LIMIT_S:g} s"
+def _failed(run: Run, script: str) -> NotYetError:
+    said = run.ranks[0].output
+    if run.outcome == "finished":
+        how = f"failed with exit status {run.values[0]['status']}"
+    elif run.outcome == "timeout":
+        how = f"had not ended after {run.seconds:.0f} s"
+    else:
+        error = run.ranks[0].error
+        how = f"could not be started: {error.message if error else run.outcome}"
     block = _own_traceback(said, script)
     reason = f": {block[-1][:200]}" if block else ""
-    no_distlab = "there is no distlab here" in reason
+    no_distlab = NO_DISTLAB in reason
     return NotYetError(
         f"under torchrun, the program {how}{reason}",
         slug="still-needs-distlab" if no_distlab else "",
@@ -130,19 +157,3 @@ def _own_traceback(said: str, script: str) -> list[str]:
         if any(f'{script}"' in part for part in block):
             return block
     return []
-
-
-def _expect_weights(path: Path) -> None:
-    if not path.exists():
-        raise NotYetError(
-            f"under torchrun, main() wrote no {path.name}, expected this file, the "
-            "default of path",
-            rule="the line at the end of the file calls main() without arguments",
-        )
-    state = torch.load(path, weights_only=True)
-    if not close(flat(state), right_weights(EPOCHS)):
-        raise NotYetError(
-            "under torchrun, the saved weights are wrong, though the same main was "
-            "right in the grader's ranks",
-            rule="the weights may depend only on rank, world size and epoch",
-        )
