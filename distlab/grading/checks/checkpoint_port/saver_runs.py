@@ -88,8 +88,7 @@ def fresh(seed: int) -> tuple[nn.Sequential, Momentum]:
     from torch.distributed.fsdp import fully_shard  # a second, which judges don't need
 
     model = whole(seed)
-    for part in (model[0], model):  # two groups: each costs collectives in each step
-        fully_shard(part)
+    fully_shard(model)  # one group: each has collectives of its own in every step
     return model, Momentum(model, lr=OTHER_LR)
 
 
@@ -184,8 +183,8 @@ def process_id(number: int) -> Iterator[None]:
 
 
 def steps_of(life: int) -> range:
-    """Three steps first: the momentum counts from the second one on; then one."""
-    return range(3) if life == 0 else range(life + 2, life + 3)
+    """Two steps first: the momentum counts from the second one on; then one."""
+    return range(2) if life == 0 else range(life + 1, life + 2)
 
 
 # ── a save that waits for its disk ──────────────────────────────────────────────────

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
 from distlab.grading.checks.compression_port.futures import Watch, type_of_value
+from distlab.grading.kit.again import played_once
 from distlab.grading.kit.torch_group import join
 from distlab.grading.kit.torchrun_env import keep_wrappers
 from distlab.runner import RankContext
@@ -92,6 +93,7 @@ def steps_with_hook(
     return _train(context, unit, seed, [(RATIO, elements)])
 
 
+@played_once
 def steps_of_two_models(
     context: RankContext, unit: ModuleType, seed: int
 ) -> list[list[dict[str, Any]]]:
