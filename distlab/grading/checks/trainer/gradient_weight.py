@@ -31,7 +31,6 @@ from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import evidence
-from distlab.terminal import enumerated
 
 # Three first: the plain mean, a hard-coded 2 and n - 1 all differ there.
 WORLDS = (3, 2, 4, 7, 1)
@@ -64,19 +63,21 @@ def the_share_of_all_samples(runs: Runs) -> str | None:
             rule="return this rank's fraction of all samples, a float",
         )
     found = [torch.tensor(value, dtype=torch.float64) for value in run.values]
-    steps = [counts_of(n), counts_of(n, empty=True)]
-    counts = torch.tensor(steps, dtype=torch.float64).T  # (n, steps)
-    right = list(counts / counts.sum(0))
-    what = f"for sample counts {enumerated(steps)}, the weight"
-    try:
-        expect_values([weights[:2] for weights in found], right, what=what)
-    except NotYetError as error:
-        if error.slug != "wrong-dtype":
-            raise
-        raise error.but(
-            rule="torch divides integers in float32: divide by int(total), "
-            "which Python does in 64 bits"
-        ) from error
+    for at, counts in enumerate((counts_of(n), counts_of(n, empty=True))):
+        parts = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+        try:
+            expect_values(
+                [weights[at] for weights in found],
+                list(parts),
+                what=f"for sample counts {counts}, the weight",
+            )
+        except NotYetError as error:
+            if error.slug != "wrong-dtype":
+                raise
+            raise error.but(
+                rule="torch divides integers in float32: divide by int(total), "
+                "which Python does in 64 bits"
+            ) from error
     expect_values(
         [weights[2:3] for weights in found],
         same_everywhere(torch.zeros(1, dtype=torch.float64), n),

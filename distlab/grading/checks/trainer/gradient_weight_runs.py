@@ -12,7 +12,7 @@ from distlab.grading.checks.trainer.average_gradients import Alike
 from distlab.grading.kit.by_name import State
 from distlab.runner import RankContext
 
-COUNTS = (1, 3, 2, 5, 4, 1, 6)  # samples on each rank; no two neighbors alike
+COUNTS = (1, 4, 2, 5, 4, 1, 6)  # samples on each rank; no two neighbors alike
 # In the third clause: who has no samples, and whose gradients are of an old step then.
 EMPTY = {1: (), 2: (1,), 3: (1,), 4: (0, 2), 7: (1, 5, 6)}
 STALE = {2: (1,), 4: (2,), 7: (1, 6)}
