@@ -122,8 +122,8 @@ class Refusals:
         """Require the same size and dtype on both sides of a copy to oneself."""
         if sent.numel() != received.numel() or sent.dtype != received.dtype:
             raise CommRefusedError(
-                f"sendrecv with itself: {sent.numel()} {sent.dtype} do not fit into "
-                f"{received.numel()} {received.dtype}"
+                f"rank {self._rank}'s sendrecv with itself sends {_told(sent)}, but "
+                f"receives into {_told(received)}"
             )
 
     def whole_average(self, tensor: Tensor) -> None:
@@ -138,3 +138,8 @@ class Refusals:
 def _kind(value: object) -> str:
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
+def _told(tensor: Tensor) -> str:
+    """How many elements of what dtype it has."""
+    return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"

@@ -42,7 +42,7 @@ def what_is_missing(
     said = [f"lacks the contribution of {ranks_in_words(lacks)}"] if lacks else []
     if more:
         often = "twice" if counts[more[0]] == 2 else f"{counts[more[0]]} times"
-        said.append(f"counts {often} the contribution of {ranks_in_words(more[:1])}")
+        said.append(f"counts the contribution of {ranks_in_words(more[:1])} {often}")
     return " and ".join(said) or None
 
 

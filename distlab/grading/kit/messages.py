@@ -61,8 +61,9 @@ def expect_bytes(run: Run, least: float, state: str) -> None:
     total = sum(record.sent_bytes for record in run.ranks)
     if total < least:
         raise NotYetError(
-            f"{state}, but the messages carried only {total:.0f} bytes in all, "
-            f"expected at least {least:.0f}",
+            f"{state}, but the messages carried "
+            f"{f'only {total:.0f} bytes in all' if total else 'no data'}, "
+            f"expected at least {least:.0f} bytes",
             evidence=calls_of_each(run),
             rule=ONLY_MESSAGES,
         )

@@ -235,7 +235,7 @@ def _right_to_some_digits(
 ) -> NotYetError:
     digits = 10  # fewer would look alike
     shown = NotYetError(
-        f"{what} right to about {_digits(actual, expected)} digits only",
+        f"{what} accurate to only about {_digits(actual, expected)} digits",
         evidence=tuple(
             replace(line, text=largest_error(a, e, digits))
             for line, a, e in zip(evidence, actual, expected, strict=False)
@@ -244,7 +244,7 @@ def _right_to_some_digits(
     if not all(map(_is_single, actual)):
         return shown  # a small number was added somewhere, or some other formula used
     return shown.but(
-        message=f"{shown.message}: float64 became float32 on the way",
+        message=f"{shown.message}: float64 was converted to float32 along the way",
         slug="wrong-dtype",
         rule="take the dtype from what you are given: torch.empty_like(t), "
         "dtype=t.dtype",
@@ -315,7 +315,8 @@ def expect_equal_bits(
         Evidence(rank, "digest", digest(value)) for rank, value in enumerate(values)
     )
     raise NotYetError(
-        f"{what} {verb} right up to rounding, expected the same bits on every rank",
+        f"{what} {verb} right, but the ranks differ by rounding errors, expected the "
+        "same bits on every rank",
         slug=slug,
         evidence=evidence,
         rule=rule,

@@ -170,8 +170,8 @@ def expect_same_bits(run: Run) -> str:
             raise _differ(run, "result", f"{message} without checkpoint")
         if again["start"] is None:
             raise NotYetError(
-                "after backward(), the tensor before the checkpointed blocks has .grad "
-                "None, expected a gradient that passed through them",
+                "after backward(), the input of the checkpointed blocks has .grad "
+                "None, expected the gradient to flow back through them",
                 slug="gradient-chain-cut",
                 rule="backward returns the tensor's gradient at the tensor's position",
             )

@@ -41,7 +41,7 @@ def goes_on_with_the_next(runs: Runs) -> str | None:
     for case in (*found["same"], *found["over"], *found["used"]):
         if case["refused"]:
             raise NotYetError(
-                f"{_setting(case)}, a new loader with the same settings refused the "
+                f"{_setting(case)}, a loader with the same settings refused the "
                 f'state ("{case["refused"]:.60}"), expected it to continue',
                 rule="refuse only a state with another data size, batch size, "
                 "shuffle or seed",

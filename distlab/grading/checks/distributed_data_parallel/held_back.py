@@ -68,8 +68,9 @@ def no_sync_keeps_quiet(runs: Runs) -> str | None:
         sent = [e for e in events if e[0] == "call"]
         if sent and not any(e[0] == "call" for e in events[:inner]):
             raise NotYetError(
-                f"rank {record.rank} calls comm.{sent[0][1]} in a no_sync() block "
-                "after an inner no_sync() block has ended, expected no call",
+                f"in nested no_sync() blocks, rank {record.rank} calls "
+                f"comm.{sent[0][1]} between the ends of the inner and the outer block, "
+                "expected no call",
                 rule="at its end, a block sets self.syncs to what it was before",
             )
         if sent:

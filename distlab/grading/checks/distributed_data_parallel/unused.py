@@ -238,7 +238,7 @@ def unused_counts_as_zero(runs: Runs) -> str | None:
             same_everywhere(flat(mean), n),
             what=partial(
                 of_parameter,
-                f"in step {step + 1}, where ranks use different layers, the gradient",
+                f"in step {step + 1}, with other layers on each rank, the gradient",
                 partial(Outputs, seed),
                 actual,
                 flat(mean),

@@ -309,7 +309,7 @@ def _samples(split: Split) -> NotYetError | None:
         return None
     what = []
     if again:
-        what.append(f"repeats the completed {_samples_of(again)}")
+        what.append(f"repeats {_samples_of(again)}")
     if lost:
         what.append(f"leaves out {_samples_of(lost)}")
     slug, rule = _cause(split, given)

@@ -14,6 +14,7 @@ from distlab.grading.checks.fault_tolerance.disks import (
     RankDisk,
     Row,
     complete_steps,
+    file_in_words,
     files_of_step,
     meta_of,
     play_on_disk,
@@ -373,8 +374,8 @@ def what_is_removed(runs: Runs) -> str | None:
             rows = worked_out(runs, save_steps, size=size).values[0]["rows"]
             for rank, _, name in removed_by_others(rows)[:1]:
                 raise NotYetError(
-                    f'with {size} ranks, rank {rank} removed "{name}" from the shared '
-                    "folder, expected only rank 0 to remove files",
+                    f"with {size} ranks, rank {rank} removed {file_in_words(name)} from "
+                    "the shared folder, expected only rank 0 to remove files",
                     played=size,
                 )
         for keep, complete, num_files, end in worked_out(runs, remove_in_saves).values[
@@ -434,7 +435,7 @@ def _expect_kept(
         if is_torn_counted:
             why += f", since step {_TORN} has a torn manifest"
         raise NotYetError(
-            f'{call} removed "{name}", expected {why}',
+            f"{call} removed {file_in_words(name)}, expected {why}",
             slug=slug,
             rule=f"the manifest of step {_TORN} cannot be decoded: it is not counted"
             if is_torn_counted
@@ -442,8 +443,8 @@ def _expect_kept(
         )
     extra = next(name for name in names if name not in wanted)
     raise NotYetError(
-        f'{call} left "{extra}", expected it to be removed, as no kept manifest '
-        "names it"
+        f"{call} left {file_in_words(extra)}, expected it to be removed, as no kept "
+        "manifest names it"
     )
 
 

@@ -14,6 +14,7 @@ from distlab.comm import DiskError
 from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     Row,
+    file_in_words,
     files_of_step,
     meta_of,
     same_tensor,
@@ -86,36 +87,41 @@ def cases(seed: int) -> Iterator[Case]:
         data = files[name]
         middle = len(data) // 2
         yield (
-            f'the last byte of "{name}" is missing',
+            f"the last byte of {file_in_words(name)} is missing",
             _with(files, name, data[:-1]),
             OLD,
             (name,),
         )
         yield (
-            f'half of "{name}" is missing',
+            f"half of {file_in_words(name)} is missing",
             _with(files, name, data[:middle]),
             OLD,
             (name,),
         )
-        yield f'"{name}" is empty', _with(files, name, b""), OLD, (name,)
+        yield f"{file_in_words(name)} is empty", _with(files, name, b""), OLD, (name,)
         yield (
-            f'"{name}" has a byte more',
+            f"{file_in_words(name)} has a byte more",
             _with(files, name, data + b"\n"),
             OLD,
             (name,),
         )
         yield (
-            f'"{name}" is a pickle',
+            f"{file_in_words(name)} is a pickle",
             _with(files, name, pickle.dumps(_Trap())),
             OLD,
             (name,),
         )
     gone = {n: data for n, data in files.items() if n != shards[1]}
-    yield f'"{shards[1]}" is not there', gone, OLD, (shards[1],)
+    yield f"{file_in_words(shards[1])} is not there", gone, OLD, (shards[1],)
     swapped = files | {shards[0]: files[shards[2]], shards[2]: files[shards[0]]}
     yield "two ranks' shards have each other's bytes", swapped, OLD, (shards[0],)
     other = _with(files, manifest, files[given.manifest_name(OLD)])
-    yield f'"{manifest}" is a copy of step {OLD}\'s', other, OLD, (manifest,)
+    yield (
+        f"{file_in_words(manifest)} is a copy of step {OLD}'s",
+        other,
+        OLD,
+        (manifest,),
+    )
     yield (
         "a manifest names a pickle, with its SHA-256",
         _of_pickle(files),
@@ -140,12 +146,17 @@ def cases(seed: int) -> Iterator[Case]:
 def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
     """An older checkpoint is damaged, which isn't tried; or the two newest are."""
     new, old, oldest = (_first_shard(files, step) for step in (NEW, OLD, 8))
-    what = f'the last byte of "{old}" is missing'
+    what = f"the last byte of {file_in_words(old)} is missing"
     yield what, _cut(files, old), NEW, ()
-    both = f'the last bytes of "{old}" and'
-    yield f"{both} {_quoted(oldest)} are missing", _cut(files, old, oldest), NEW, ()
+    both = f"the last bytes of {file_in_words(old)} and"
     yield (
-        f"{both} {_quoted(new)} are missing",
+        f"{both} {file_in_words(oldest)} are missing",
+        _cut(files, old, oldest),
+        NEW,
+        (),
+    )
+    yield (
+        f"{both} {file_in_words(new)} are missing",
         _cut(files, old, new),
         AS_TEXT,
         (new, old),
@@ -163,17 +174,13 @@ def _recorded_otherwise(files: dict[str, bytes]) -> Iterator[Case]:
     ):
         manifest = given.Manifest(step=NEW, files=(record, *others))
         data = given.encode_manifest(manifest)
-        text = f'the manifest has a wrong {what} for "{first.name}"'
+        text = f"the manifest has a wrong {what} for {file_in_words(first.name)}"
         yield text, _with(files, name, data), OLD, (first.name,)
 
 
 def _first_shard(files: dict[str, bytes], step: int) -> str:
     manifest = given.decode_manifest(files[given.manifest_name(step)])
     return manifest.files[0].name
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 def _cut(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
@@ -189,7 +196,7 @@ def flips(seed: int) -> Iterator[Case]:
         data = bytearray(files[name])
         at, bit = drawing.randrange(len(data)), drawing.randrange(8)
         data[at] ^= 1 << bit
-        what = f'bit {bit} of byte {at} of "{name}" is flipped'
+        what = f"bit {bit} of byte {at} of {file_in_words(name)} is flipped"
         yield what, _with(files, name, bytes(data)), OLD, (name,)
 
 

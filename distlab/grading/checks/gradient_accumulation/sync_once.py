@@ -76,7 +76,7 @@ def mean_over_the_step(runs: Runs) -> str | None:
     run = finished(runs, sync, frozen=n == IDLE, transposed=n == IDLE)
     means = first_means(runs.seed, LEVEL[:n], n == IDLE)
     found = list(run.values)
-    where = "with an inf in the old .grad, " * (n == INFINITE)
+    where = "with an inf in .grad before the call, " * (n == INFINITE)
     expect_values(
         found,
         same_everywhere(means.mean(), n),
@@ -111,9 +111,9 @@ def sent_once(runs: Runs) -> str | None:
     sent = [max(_gradients_sent(run)) for run in (few, many)]
     if sent[1] > sent[0] + size // 2:
         raise NotYetError(
-            f"a rank sends its gradients {sent[0] / size:.3g} times with 3 "
-            f"microbatches and {sent[1] / size:.3g} times with 5, "
-            "expected once, after the last microbatch",
+            f"with 3 microbatches a rank sends {sent[0] / size:.3g} times the bytes of "
+            f"its gradients, and with 5 microbatches {sent[1] / size:.3g} times, "
+            "expected once, after the last",
             slug="synced-every-microbatch",
             evidence=calls_of_each(many),
             rule="accumulate first; then one all_reduce of the sums",

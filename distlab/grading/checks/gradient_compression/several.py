@@ -44,12 +44,12 @@ _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _where(step: int, parameter: int) -> str:
-    """`in step 3, matrix 2 of 3 in a bucket (5 × 6)`."""
+    """`in step 3, matrix 2 of 3 (5 × 6)`."""
     return f"{_when(step)}, {_matrix(step, parameter)}"
 
 
 def _when(step: int) -> str:
-    moved = ", when the buckets have changed" if step == MOVED else ""
+    moved = ", with other buckets" if step == MOVED else ""
     return f"in step {step + 1}{moved}"
 
 
@@ -57,9 +57,9 @@ def _matrix(step: int, parameter: int) -> str:
     (places,) = [one for one in layout(step) if parameter in one]
     matrices = [i for i in places if i in MATRICES]
     rows, columns = sides(parameter)
-    which = "the only matrix in a bucket"
+    which = "the only matrix"
     if len(matrices) > 1:
-        which = f"matrix {matrices.index(parameter) + 1} of {len(matrices)} in a bucket"
+        which = f"matrix {matrices.index(parameter) + 1} of {len(matrices)}"
     return f"{which} ({rows} × {columns})"
 
 

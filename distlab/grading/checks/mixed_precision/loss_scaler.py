@@ -182,12 +182,12 @@ def _expect_unscaled(record: dict[str, Any], when: str, raw: Tensor, rank: int) 
         (
             "unscaled-twice",
             scaled / scale**2,
-            f"divided by the scale, {scale:g}, twice, expected once",
+            f"divided by the scale ({scale:g}) twice, expected once",
         ),
         (
             "",
             scaled * scale,
-            f"multiplied by the scale, {scale:g}, a second time, expected them divided "
+            f"multiplied by the scale ({scale:g}) a second time, expected them divided "
             "by it",
         ),
     )

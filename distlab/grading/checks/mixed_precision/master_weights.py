@@ -275,7 +275,8 @@ def _expect_wide(
     narrow = sorted({str(c["dtype"]) for c in calls} & {"bfloat16", "float16"})
     how = f"it was sent as {narrow[0]}" if narrow else "it was rounded to 16 bits"
     raise NotYetError(
-        f"the mean gradient is right to about two digits only: {how}, expected float32",
+        f"the mean gradient is accurate to only about two digits: {how}, expected "
+        "float32",
         slug="summed-in-16-bits",
         rule="first cast the gradient to float32, then sum it over the ranks",
     )

@@ -48,11 +48,13 @@ def same_staircase(runs: Runs) -> str | None:
         raise _wrong_staircase(seed, found, expected)
     below = run.values[0][-1]["below"]
     if below != _BELOW:
-        told = [" and ".join(f"{scale:g}" for scale in own) for own in (below, _BELOW)]
+        told = [
+            " and then ".join(f"{scale:g}" for scale in own) for own in (below, _BELOW)
+        ]
         raise NotYetError(
             f"with backoff_factor {OTHER['backoff_factor']:g} and growth_factor "
-            f"{OTHER['growth_factor']:g}, an overflow and a good step turned a scale "
-            f"of 1 into {told[0]}, expected {told[1]}",
+            f"{OTHER['growth_factor']:g}, an overflow and a good step changed a scale "
+            f"of 1 to {told[0]}, expected {told[1]}",
         )
     if (two := run.values[0][-1]["two"]["scales"]) != TWO_SCALES:
         number, own, right = next(

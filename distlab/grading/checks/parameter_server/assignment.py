@@ -125,9 +125,9 @@ def balanced_by_bytes(runs: Runs) -> str | None:
         limit = max(min(loads) + least, largest_first(sizes, num_servers))
         if loads[most] > limit:
             raise NotYetError(
-                f"after {call}, server {most} has {loads[most]} bytes and server "
-                f"{loads.index(min(loads))} has {min(loads)}, expected a {least}-byte "
-                f"tensor to move to server {loads.index(min(loads))}",
+                f"{call} gives server {most} {loads[most]} bytes and server "
+                f"{loads.index(min(loads))} only {min(loads)}, expected the latter to "
+                f"have one of the {least}-byte tensors",
                 slug=_balance_slug(runs),
                 evidence=(
                     Evidence(NOBODY, "returned", str(servers)),

@@ -219,8 +219,8 @@ def _expect_once(push: Pushed, count: int, fact: str) -> None:
 def _expect_weights(weights: list[float], right: list[float], when: str) -> None:
     if not close(weights, right):
         found, expected = beside(weights, right)
-        why = " (a worker pushed the nan)" * ("nan" in found + expected)
-        raise NotYetError(f"{when}, the weights are {found}, expected {expected}{why}")
+        why = ", with a nan in a push" * ("nan" in found + expected)
+        raise NotYetError(f"{when}{why}, the weights are {found}, expected {expected}")
 
 
 def expect_all(record: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ def close(values: Any, expected: Any) -> bool:
     )
 
 
-def shown(values: Any, digits: int = 6) -> str:
+def shown(values: Any, digits: int = 3) -> str:
     """Numbers in a sentence."""
     if not isinstance(values, list | tuple):
         return repr(values)
@@ -175,8 +175,11 @@ def shown(values: Any, digits: int = 6) -> str:
 
 def beside(values: Any, expected: Any) -> tuple[str, str]:
     """Both in a sentence, with as many digits as tell them apart."""
-    digits = 6 if shown(values) != shown(expected) else 12
-    return shown(values, digits), shown(expected, digits)
+    for digits in (3, 6, 12):
+        pair = shown(values, digits), shown(expected, digits)
+        if pair[0] != pair[1]:
+            break
+    return pair
 
 
 def words(row: Row) -> str:

@@ -114,7 +114,7 @@ def _not_applied(row: Row, before: list[float], model: Stale) -> NotYetError:
     gone = f" ({_gone(model)}, and n stays {n})" if model.away else ""
     now, expected = beside(found, model.weights)
     message = (
-        f"after worker {row.peer}'s push of {shown(row.request[2], 3)} with lr {LR}"
+        f"after worker {row.peer}'s push of {shown(row.request[2])} with lr {LR}"
         f"{gone}, the weights are {now}, expected {expected}"
     )
     if slug == "push-held-back":
@@ -164,12 +164,12 @@ def _wrong_time(
     late_slug = "gone-still-counted" if blocks else ""
     bound, ahead = model.bound, "level with the slowest"
     if number > present:
-        ahead = f"ahead of the slowest by {times(int(number - present), 'push')}"
+        ahead = f"{times(int(number - present), 'push')} ahead of the slowest"
     return NotYetError(
         f"{setting}with{'out a' * (bound is None)} staleness bound"
         f"{f' {bound}' * (bound is not None)},{gone} the server "
-        f"{'answered' if is_early else 'did not answer'} a pull of worker "
-        f"{one.row.peer}, which is {ahead}"
+        f"{'answered' if is_early else 'did not answer'} the pull of worker "
+        f"{one.row.peer}, {ahead}"
         + (is_other or f", expected {'the pull to wait' if is_early else 'an answer'}"),
         slug="pull-ahead" if is_early else late_slug,
         evidence=(

@@ -14,11 +14,11 @@ from distlab.grading.checks.parameter_server.messages import (
     LEAVE,
     LR,
     ask,
+    beside,
     close,
     drawn_order,
     gradient_of,
     on_processes_with,
-    shown,
     steps_of,
     weights,
 )
@@ -183,9 +183,10 @@ def others_go_on(runs: Runs) -> str | None:
             model.offer(Row(0.0, rank, [PUSH, number, gradient_of(rank, number)], "ok"))
     for rank, values in enumerate(runs.finished(on_processes).values):
         if not close(values, model.weights):
+            found, expected = beside(values, model.weights)
             raise NotYetError(
                 f"on {runs.world_size} processes, after {NUM_PUSHES} pushes of each, "
-                f"rank {rank} pulled {shown(values)}, expected {shown(model.weights)}"
+                f"rank {rank} pulled {found}, expected {expected}"
             )
     return "and on processes: three workers, bound 1"
 

@@ -16,7 +16,6 @@ from distlab.grading.checks.parameter_server.messages import (
     drawn_order,
     gradient_of,
     on_processes_with,
-    shown,
     start,
     steps_of,
     times,
@@ -120,9 +119,10 @@ def answered_after_the_step(runs: Runs) -> str | None:
     for rank, pulled in enumerate(runs.finished(on_processes).values):
         for number, values in enumerate(pulled[:NUM_STEPS], 1):
             if not close(values, after(n, number)):
+                found, expected = beside(values, after(n, number))
                 raise NotYetError(
-                    f"on {n} processes, rank {rank} pulled {shown(values)} after push "
-                    f"{number}, expected {shown(after(n, number))}"
+                    f"on {n} processes, rank {rank} pulled {found} after push "
+                    f"{number}, expected {expected}"
                 )
     return "and on processes: three workers, one of them with the server"
 
@@ -143,16 +143,16 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
     found, expected = beside(values, after(n, done))
-    why = " (a worker pushed the nan)" * ("nan" in expected)
+    why = ", one of whom pushed a nan" * ("nan" in expected)
     message = (
-        f"after step {done} with {times(n, 'worker')}, the weights are {found}, "
-        f"expected {expected}{why}"
+        f"after step {done} with {times(n, 'worker')}{why}, the weights are {found}, "
+        f"expected {expected}"
     )
     slug, rule = "", ""
     if partly == 1 and done and close(values, _with_kept(n, done, pushes)):
         message = (
             f"the first push of step {done + 1} changed the weights to "
-            f"{shown(values)}, expected them to stay {expected} until all {n} workers "
+            f"{found}, expected them to stay {expected} until all {n} workers "
             "have pushed"
         )
         rule = f"the gradients of step {done} are still kept: forget them"
@@ -161,7 +161,7 @@ def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
         rule = "the step is taken when the last of the n gradients has arrived"
         message = (
             f"when only {partly} of {n} workers had pushed for step {done + 1}, the "
-            f"weights changed to {shown(values)}, expected them to stay {expected}"
+            f"weights changed to {found}, expected them to stay {expected}"
         )
     elif n > 1 and done == 1 and close(values, after(n, 1, factor=n)):
         slug, rule = "sum-not-mean", "the mean is the sum divided by n"

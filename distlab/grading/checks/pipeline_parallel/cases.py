@@ -81,7 +81,7 @@ def all_cases(n: int) -> list[ScheduleCase]:
             ScheduleCase("GPipe", 1, few, all_then_all(n, len(few))),
             *cases,
             ScheduleCase(
-                "GPipe in different orders per rank",
+                "reordered GPipe",
                 1,
                 few,
                 unlike_orders(n, len(few)),

@@ -233,8 +233,8 @@ def _other_plan(sizes: list[int], n: int, shards: Shards) -> tuple[str, str]:
     ]
     if len(sizes) > 1 and sorted(map(sorted, shards)) == sorted(map(sorted, each)):
         return (
-            "each parameter is cut into n chunks of its own, expected the whole "
-            "vector cut",
+            "each parameter is cut into n chunks, expected the parameters end to end "
+            "to be cut into n",
             "sharded-per-parameter",
         )
     if max(counts) > -(-sum(sizes) // n):

@@ -83,7 +83,7 @@ def told_of(count: int) -> str:
     kinds = {
         1: "a 0-dimensional tensor",
         TABLE: "a matrix of int64",
-        NOT_FINITE: "a tensor that isn't finite on rank 0",
+        NOT_FINITE: "a tensor with a nan",
     }
     return kinds.get(count, f"{count} elements")
 

@@ -46,8 +46,8 @@ def few_bytes_inter_node(runs: Runs) -> str | None:
             raise _too_much(on_nodes(nodes), sent, most, num_rails, count * ITEM)
         if len(nodes) > 1 and not any(value[number]["summed"] for value in run.values):
             raise NotYetError(
-                f"{on_nodes(nodes)}, no rank called the argument all_reduce, expected "
-                "it to sum the chunks between the nodes",
+                f"{on_nodes(nodes)}, no rank called the function passed as "
+                "`all_reduce`, expected it to sum the chunks across the nodes",
                 rule="inter-node: all_reduce(levels.inter_node, chunk)",
             )
     if runs.world_size != 4:

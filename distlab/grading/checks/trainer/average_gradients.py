@@ -27,7 +27,7 @@ from distlab.runner.autopsy import describe
 # Four first: with three a hard-coded 2 could as well be n - 1.
 WORLDS = (4, 3, 2, 7, 1)
 AGAIN_WORLD = 3  # where the function is called twice as well
-AGAIN = "in a second call, on a model with a 0-dimensional parameter"
+AGAIN = "in a second call, with an inf in a gradient and a 0-dimensional parameter"
 
 
 class Alike(nn.Module):

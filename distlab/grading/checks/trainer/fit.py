@@ -202,8 +202,8 @@ def _expect_history(rank: int, history: Any) -> None:
         )
     if len(history) != NUM_EPOCHS:
         raise NotYetError(
-            f"after {NUM_EPOCHS} epochs, fit returned {len(history)} "
-            f"loss{'es' * (len(history) != 1)} on rank {rank}, expected {NUM_EPOCHS}",
+            f"fit returned {len(history)} loss{'es' * (len(history) != 1)} for "
+            f"{NUM_EPOCHS} epochs on rank {rank}, expected {NUM_EPOCHS}",
             rule="append one loss per epoch, on every rank: outside of "
             "`if comm.rank == 0`",
         )
