@@ -374,8 +374,8 @@ def what_is_removed(runs: Runs) -> str | None:
             rows = worked_out(runs, save_steps, size=size).values[0]["rows"]
             for rank, _, name in removed_by_others(rows)[:1]:
                 raise NotYetError(
-                    f"with {size} ranks, rank {rank} removed {file_in_words(name)} from "
-                    "the shared folder, expected only rank 0 to remove files",
+                    f"with {size} ranks, rank {rank} removed {file_in_words(name)} "
+                    "from the shared folder, expected only rank 0 to remove files",
                     played=size,
                 )
         for keep, complete, num_files, end in worked_out(runs, remove_in_saves).values[
