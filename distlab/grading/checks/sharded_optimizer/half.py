@@ -61,21 +61,23 @@ def make_sgd(groups: Any) -> torch.optim.Optimizer:
 
 
 class Scaled(nn.Module):
-    """A linear layer, and a scale: one element that is the model's own.
+    """A linear layer, and a scale in float32: one element that is the model's own.
 
-    So the model is a layer, too, the first: it computes while its child does.
+    So the model is a layer, too, the first: it computes while its child does. Its scale
+    is used after the child, so that backward() has its gradient first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16)
         self.layer.weight.data.zero_()
-        self.scale = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        self.scale = nn.Parameter(torch.ones(1))
         self.is_scaled = True
 
     def forward(self, x: Tensor) -> Tensor:
         """(1, COLUMNS) to (1, ROWS)."""
-        out: Tensor = self.layer(x) * (self.scale if self.is_scaled else 1)
+        scale = self.scale if self.is_scaled else 1
+        out: Tensor = self.layer(x) * scale + scale
         return out
 
 
@@ -109,8 +111,9 @@ def step_of_stage3(context: RankContext, unit: ModuleType) -> dict[str, Any]:
     zero.reduce_gradients()
     sent = context.traffic.sent_bytes - start
     zero.step()
-    weight = zero.full_state_dict()["layer.weight"]
-    return {"weight": weight[-1:].float(), "sent": sent}
+    full = zero.full_state_dict()
+    weight, scale = full["layer.weight"], float(full["scale"])
+    return {"weight": weight[-1:].float(), "scale": scale, "sent": sent}
 
 
 def expect_weights(run: Run, rows: int = ROWS) -> None:
@@ -137,6 +140,23 @@ def expect_weights(run: Run, rows: int = ROWS) -> None:
             f"after a step with bfloat16 weights, rank {rank}'s weights are wrong, "
             "expected them right as with float64"
         )
+
+
+def expect_scale(run: Run) -> None:
+    """The scale has had a gradient of ROWS on every rank but the first.
+
+    Raises:
+        NotYetError: it has not.
+    """
+    right = 1 - ROWS * (run.world_size - 1) / run.world_size
+    for rank, value in enumerate(run.values):
+        found = value["half"]["scale"]
+        if not abs(found - right) < 1e-3:
+            raise NotYetError(
+                "after a step, a parameter that the model uses after its layer is "
+                f"{found:.4g} on rank {rank}, expected {right:.4g}",
+                rule="the gradients of other buckets may be there already: leave them",
+            )
 
 
 def expect_bytes(run: Run, sent: list[float], what: str, times: int = 1) -> None:

@@ -54,8 +54,9 @@ def _layer(seed: int) -> nn.Sequential:
 
 
 def _gradient(seed: int, model: nn.Module) -> dict[str, Tensor]:
-    """A drawn one, the same on every rank; one element is infinite."""
+    """A drawn one, the same on every rank; one element is infinite, one layer's 0."""
     gradient = shards.drawn_gradient(seed, scenarios.weights_of(model))
+    gradient["1.gain"].zero_()
     next(iter(gradient.values())).view(-1)[0] = torch.inf
     return gradient
 

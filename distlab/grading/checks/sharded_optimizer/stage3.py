@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from distlab.grading.checks.sharded_optimizer import layers
-from distlab.grading.checks.sharded_optimizer.half import expect_bytes, expect_weights
+from distlab.grading.checks.sharded_optimizer.half import (
+    expect_bytes,
+    expect_scale,
+    expect_weights,
+)
 from distlab.grading.checks.sharded_optimizer.moments import (
     expect_freed,
     expect_no_copy,
@@ -189,6 +193,7 @@ def weights_of_one_process(runs: Runs) -> str | None:
         )
         if not values:
             expect_weights(run, rows=1)
+            expect_scale(run)
         expect_messages(run, "the weights are correct, but comm was not used")
     return None
 

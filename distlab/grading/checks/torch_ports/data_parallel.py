@@ -2,11 +2,12 @@
 
 In the last step the last rank goes backward only after rank 0 has sent two buckets:
 rank 0 can, unless its hook waits for the first one to arrive. There rank 0 also has an
-infinite gradient of one element.
+infinite gradient of one element. In the step before, the last rank's are all zero.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from types import ModuleType
@@ -36,8 +37,11 @@ from distlab.runner import RankContext, Run
 from distlab.runner.autopsy import Evidence
 from distlab.terminal import enumerated
 
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
 WORLDS = (3, 2)
 SAMPLES = ((2, 1, 3, 1), (4,), (1, 2))  # of each microbatch, by step
+IDLE = 1  # the step where the last rank's gradients are zeros
 BUCKET_MIB = 200 / 2**20  # bytes: the model has several buckets
 LEARNING_RATE = 0.1
 WAIT_S = 4.0  # how long the last rank waits for rank 0's second bucket
@@ -58,6 +62,12 @@ def microbatches(seed: int, step: int, rank: int) -> list[tuple[Tensor, Tensor]]
         )
         for size in SAMPLES[step]
     ]
+
+
+def loss_at(step: int, is_last: bool) -> LossFn:
+    """The loss of a rank: it counts nothing on the last one in step IDLE."""
+    factor = float((step, is_last) != (IDLE, True))
+    return lambda outputs, targets: factor * loss_of(outputs, targets)
 
 
 def flat_gradients(model: nn.Module) -> Tensor:
@@ -85,7 +95,8 @@ def hooked_steps(
         turn = _Turn(context) if step == len(SAMPLES) - 1 else None
         batches = microbatches(seed, step, context.rank)
         seen = Wire(turn.sent if turn else None)
-        loss_fn = turn.after_two_buckets if turn else loss_of
+        is_last = context.rank == context.world_size - 1
+        loss_fn = turn.after_two_buckets if turn else loss_at(step, is_last)
         if turn and context.rank == 0:
             module.last.bias.register_hook(lambda grad: grad + OVERFLOW)
         with seen:
@@ -143,8 +154,9 @@ def one_process(seed: int, n: int) -> list[list[Tensor]]:
     for step in range(len(SAMPLES)):
         ranks = []
         for rank in range(n):
+            loss_fn = loss_at(step, rank == n - 1)
             found = [
-                flat(all_gradients(loss_of(model(x), y), model))
+                flat(all_gradients(loss_fn(model(x), y), model))
                 for x, y in microbatches(seed, step, rank)
             ]
             ranks.append(torch.stack(found))

@@ -40,9 +40,11 @@ EXACT = torch.float64, torch.float64  # to compute, to sum over the ranks
 MIXED = torch.bfloat16, torch.float32
 
 
-def replicas_of(n: int) -> int:
-    """4 ranks store two replicas, others one."""
-    return 2 if n == 4 else 1
+def replicas_of(n: int, name: str = "mixed") -> int:
+    """4 ranks store two replicas, others one; in float64 each of them stores one."""
+    if n == 4:
+        return 2
+    return n if name == "exact" else 1
 
 
 def fewer_of(n: int) -> int:
@@ -63,7 +65,7 @@ def sharded_steps(
     found = {}
     for name, dtypes in (("exact", EXACT), ("mixed", MIXED)):
         model = make_model(seed)
-        unit.hybrid_shard(model, replicas_of(context.world_size), *dtypes)
+        unit.hybrid_shard(model, replicas_of(context.world_size, name), *dtypes)
         found[name] = _trained(model, context.rank, seed)
     leave_default_group()
     return found
@@ -116,9 +118,9 @@ def continued(context: RankContext, unit: ModuleType, seed: int) -> Tensor | Non
     return weights
 
 
-def node_of(rank: int, n: int) -> tuple[int, ...]:
+def node_of(rank: int, n: int, name: str = "mixed") -> tuple[int, ...]:
     """The ranks that store one replica together with `rank`."""
-    size = n // replicas_of(n)
+    size = n // replicas_of(n, name)
     return tuple(range(rank - rank % size, rank - rank % size + size))
 
 
