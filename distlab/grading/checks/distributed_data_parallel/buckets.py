@@ -100,6 +100,7 @@ def models(seed: int) -> list[Model]:
         Model("alternating dtypes", ((4, *wide), (4, *thin)) * 3, 64),
         Model("a large bucket, then two small", ((2, *wide),) * 2 + ((6, *thin),), 32),
         Model("two devices", ((4, "float32", "cpu"), (4, *elsewhere)) * 2, 64),
+        Model("tensors of a GiB", ((2**28, *elsewhere),) * 7, 2**32),
     ]
 
 

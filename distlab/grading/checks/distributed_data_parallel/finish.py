@@ -10,11 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from distlab.grading.checks.distributed_data_parallel.halves import expect_half
 from distlab.grading.checks.distributed_data_parallel.steps import (
-    HALF,
     STEPS,
     Tracked,
     active_in,
@@ -36,7 +35,6 @@ from distlab.grading.kit.by_name import of_parameter
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.messages import expect_messages
 from distlab.grading.kit.values import (
-    SINGLE,
     Suspect,
     all_close,
     close,
@@ -123,20 +121,11 @@ def _judge_steps(run: Run, seed: int, zeroed: str, hook: str = "") -> None:
             parts=flats,
         )
         before = mean
-    _expect_half([value[0]["half"] for value in run.values])
+    expect_half(
+        [value[0]["half"] for value in run.values],
+        "divide bucket.flat, and unpack it then",
+    )
     expect_messages(run, "the gradients are right, but comm was not used")
-
-
-def _expect_half(found: list[Tensor | None]) -> None:
-    """The mean of float16 gradients that have no sum in float16."""
-    for rank, gradient in enumerate(found):
-        if not close(gradient, torch.full((3,), HALF), SINGLE):
-            got = "None" if gradient is None else f"{float(gradient[0]):g}"
-            raise NotYetError(
-                f"with float16 gradients of {HALF:g} on every rank, .grad is {got} on "
-                f"rank {rank}, expected their mean, {HALF:g}",
-                rule="float16 ends at 65504: divide bucket.flat, and unpack it then",
-            )
 
 
 def _expect_untouched(told: list[dict[str, Any]], step: int) -> None:

@@ -26,6 +26,10 @@ from distlab.grading.checks.distributed_data_parallel.departures import (
     lanes,
     untimely,
 )
+from distlab.grading.checks.distributed_data_parallel.halves import (
+    expect_half,
+    in_float16,
+)
 from distlab.grading.checks.distributed_data_parallel.watch import (
     LAYER_BYTES,
     MIB,
@@ -77,6 +81,7 @@ def step_once(context: RankContext, unit: ModuleType, seed: int) -> dict[str, An
     if "flaw" in branches:
         return {"branches": branches}
     zeros = _zeros_on_rank_0(context, unit)
+    zeros["half"] = in_float16(context.comm, unit)
     return {"chain": chain, "branches": {**branches, "given": given}, "zeros": zeros}
 
 
@@ -230,6 +235,10 @@ def _expect_means(run: Run, seed: int) -> None:
         [value["zeros"]["gradient"] for value in run.values],
         same_everywhere(share, n),
         what="where rank 0's gradient is zero, the gradient after backward()",
+    )
+    expect_half(
+        [value["zeros"]["half"] for value in run.values],
+        "pack the gradients into bucket.flat, which is float32",
     )
 
 

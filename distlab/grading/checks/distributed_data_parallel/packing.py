@@ -31,7 +31,7 @@ def _listed(places: list[int]) -> str:
 
 
 def _shaped(seed: int, dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of several shapes: a transpose, one without elements; one has an inf."""
+    """Tensors of several shapes: a transpose, an empty one, one of zeros, an inf."""
     generator = torch.Generator().manual_seed(seed)
 
     def made(*shape: int) -> Tensor:
@@ -39,7 +39,8 @@ def _shaped(seed: int, dtype: torch.dtype) -> list[Tensor]:
 
     infinite = made(5)
     infinite[3] = torch.inf
-    return [made(3, 2), made(), made(2, 4).t(), infinite, made(0), made(1, 1, 3)]
+    zeros = made(2).zero_()
+    return [made(3, 2), zeros, made(), made(2, 4).t(), infinite, made(0), made(1, 1, 3)]
 
 
 def carry(context: RankContext, unit: ModuleType, seed: int) -> list[dict[str, Any]]:

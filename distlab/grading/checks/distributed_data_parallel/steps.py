@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
+from distlab.grading.checks.distributed_data_parallel.halves import in_float16
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.distributed_data_parallel.watch import (
     Chain,
@@ -144,32 +145,8 @@ def take_steps(
         told = {"gradients": steps.gradients(), "buffers": steps.buffers()}
         stale = frozen.grad is not None and bool((frozen.grad == STALE).all())
         found.append({**told, "stale": stale, "events": list(steps.events)})
-    found[0]["half"] = _in_float16(context.comm, unit)
+    found[0]["half"] = in_float16(context.comm, unit)
     return found
-
-
-HALF = 40_000.0  # float16 holds it, but not the sum of two
-
-
-class _Half(nn.Module):
-    """One parameter in float16, and a gradient of HALF on every rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of `x` (3,), weighed."""
-        return (self.weight.float() * x).sum()
-
-
-def _in_float16(comm: Comm, unit: ModuleType) -> Tensor | None:
-    """The gradient of `_Half` after a step."""
-    model = _Half().to(comm.device)
-    ddp = unit.DistributedDataParallel(model, comm)
-    ddp(torch.full((3,), HALF, device=comm.device)).backward()
-    gradient = model.weight.grad
-    return None if gradient is None else gradient.float().cpu()
 
 
 def active_in(step: int, n: int) -> list[int]:

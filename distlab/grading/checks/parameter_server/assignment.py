@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from types import ModuleType
 from typing import Any
 
@@ -18,15 +19,15 @@ from distlab.runner.autopsy import NOBODY, Evidence
 
 TASK = "parameter_server.sync"
 _SHOWN = 8  # sizes in a sentence
-CASES: tuple[tuple[list[int], int], ...] = (
+CASES: tuple[tuple[Sequence[int], int], ...] = (
     *(([2, 2, 2, 3, 3], 2), ([5, 1], 3), ([8, 8, 8, 8], 2), ([1, 1, 1, 1, 9], 3)),
     *(([], 2), ([7], 1), ([4_000_000, 64, 64, 2_000_000, 2_000_000, 512], 2)),
-    ([3, 1, 3, 1, 3, 1, 3, 1], 2),
+    ((3, 1, 3, 1, 3, 1, 3, 1), 2),
 )
-"""(sizes, num_servers): in alternation, one that is larger than all others, none."""
+"""(sizes, num_servers): a tuple in alternation, one larger than all others, none."""
 
 
-def cases(seed: int) -> list[tuple[list[int], int]]:
+def cases(seed: int) -> list[tuple[Sequence[int], int]]:
     """Those above, and some that depend on the seed."""
     draw = random.Random(seed)
     drawn = [
@@ -44,7 +45,7 @@ def assign(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
             of_ranks = []
             for rank in range(3):
                 disturb(unit, rank)
-                of_ranks.append(read(unit.assign_tensors(list(sizes), num_servers)))
+                of_ranks.append(read(unit.assign_tensors(copy(sizes), num_servers)))
             found.append(of_ranks)
     return found
 
@@ -59,7 +60,7 @@ def read(value: Any) -> list[int] | str:
         return f"returned {value!r:.50}, expected a list of server numbers"
 
 
-def _assigned(runs: Runs) -> Iterator[tuple[str, list[int], int, list[Any]]]:
+def _assigned(runs: Runs) -> Iterator[tuple[str, Sequence[int], int, list[Any]]]:
     found = worked_out(runs, assign).values[0]
     for (sizes, num_servers), of_ranks in zip(cases(runs.seed), found, strict=True):
         said = f"{str(sizes[:_SHOWN])[:-1]}, …]" if len(sizes) > _SHOWN else sizes
@@ -97,13 +98,15 @@ def one_server_each(runs: Runs) -> str | None:
     return None
 
 
-def sizes_of(sizes: list[int], servers: list[int], num_servers: int) -> list[list[int]]:
+def sizes_of(
+    sizes: Sequence[int], servers: list[int], num_servers: int
+) -> list[list[int]]:
     """The tensors of each server."""
     pairs = list(zip(sizes, servers, strict=True))
     return [[size for size, s in pairs if s == k] for k in range(num_servers)]
 
 
-def largest_first(sizes: list[int], num_servers: int) -> int:
+def largest_first(sizes: Sequence[int], num_servers: int) -> int:
     """The largest load when tensors are placed by size, each where there is least."""
     loads = [0] * num_servers
     for size in sorted(sizes, reverse=True):

@@ -55,6 +55,7 @@ REPEATED: tuple[Pushed, ...] = (
 """Pushes in the order in which they arrive: repeated at once, and later."""
 FIRST_PUSHES: tuple[Pushed, ...] = ((0, 1), (1, 1))
 WITH_NAN: Pushed = (1, 1)
+MANY, LATE = 300, (300, 43, 1, 301)  # pushes, then copies of some, and a new one
 NOT_EXACT = 1000.1  # in the second element: float32 does not hold it
 _FULL_BYTES = 64  # one record and a half
 
@@ -113,6 +114,15 @@ def named(push: Pushed) -> str:
 def repeat(context: RankContext, unit: ModuleType, seed: int) -> History:
     """The history of pushes that arrive several times."""
     return played_by_hand(maker(unit), map(ask, REPEATED), WATCHED)
+
+
+def late_copies(context: RankContext, unit: ModuleType, seed: int) -> list[float]:
+    """After MANY pushes of worker 0: how many counted then, and after each of LATE."""
+    server, counts = new_server(unit, SimDisk()), list[float]()
+    for number in (*range(1, MANY + 1), *LATE):
+        server.handle(0, message(PUSH, number, [1.0, 0.0, 0.0]))
+        counts.append(float(server.weights[0]) / -STEP)
+    return counts[MANY - 1 :]
 
 
 def worker(context: RankContext) -> list[float]:
@@ -178,7 +188,7 @@ CRASHES = on_ranks(under_scripts, crashes=True).when(
     "C1",
     worlds=(1,),
     plays=(RANKS,),
-    runs=[on_ranks(repeat), MESSAGES],
+    runs=[on_ranks(repeat), on_ranks(late_copies), MESSAGES],
 )
 def each_push_once(runs: Runs) -> str | None:
     """Each push counts once, however often it arrives; each time the reply is ok."""
@@ -197,11 +207,24 @@ def each_push_once(runs: Runs) -> str | None:
         for push, count in arrived.items():
             _expect_once(push, counts.get(push, 0), f"arrived {times(count, 'time')}")
         _expect_weights(row.state, weights_with(arrived), f"after {named(push)}")
+    _expect_late_copies(worked_out(runs, late_copies).values[0])
     record = worked_out(runs, MESSAGES).values[0]
     expect_all(record)
     return (
         f"the same under {record['num_scripts']} scripts of lost and doubled messages"
     )
+
+
+def _expect_late_copies(counts: list[float]) -> None:
+    if counts[0] != MANY:
+        raise NotYetError(
+            f"of {MANY} pushes of worker 0, {counts[0]:g} were applied, expected each "
+            "of them once"
+        )
+    for number, before, now in zip(LATE, counts, counts[1:], strict=False):
+        is_new = number > MANY
+        fact = "arrived" if is_new else f"arrived again after push {MANY}"
+        _expect_once((0, number), int(now - before) + (not is_new), fact)
 
 
 def _expect_once(push: Pushed, count: int, fact: str) -> None:

@@ -25,6 +25,8 @@ from distlab.runner.autopsy import NOBODY, Evidence
 LR = 0.5
 WITH_NAN = (1, 2)
 """The worker and the number of a push whose last element is nan."""
+OF_ZEROS = (0, 3)
+"""The same of a push of nothing but zeros."""
 Move = tuple[int, int, int]
 """A worker, PUSH or PULL (or LEAVE), and the number of its last push (of this one)."""
 LEAVE = 0
@@ -76,6 +78,8 @@ def gradient_of(rank: int, number: int) -> list[float]:
 
     Push WITH_NAN has a nan, so that the last weight is nan from then on.
     """
+    if (rank, number) == OF_ZEROS:
+        return [0.0, 0.0, 0.0]
     gradient = [
         float((7 * rank + 3 * number * number + k) % 11 + rank) for k in range(3)
     ]

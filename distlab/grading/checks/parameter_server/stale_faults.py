@@ -157,7 +157,7 @@ def _wrong_time(
     is_other = ""
     if own != model.clocks:
         right = _spaced(model.clocks)
-        is_other = f"; the server's clocks are {_spaced(own)}, expected {right}"
+        is_other = f": the server's clocks are {_spaced(own)}, expected {right}"
     gone = f" when {_gone(model)}," if model.away else ""
     present, model.away = model.slowest(), set()
     blocks = model.slowest() < present and number > model.slowest() + model.limit
@@ -165,12 +165,12 @@ def _wrong_time(
     bound, ahead = model.bound, "level with the slowest"
     if number > present:
         ahead = f"{times(int(number - present), 'push')} ahead of the slowest"
+    due = "the pull to wait" if is_early else "an answer"
     return NotYetError(
         f"{setting}with{'out a' * (bound is None)} staleness bound"
         f"{f' {bound}' * (bound is not None)},{gone} the server "
         f"{'answered' if is_early else 'did not answer'} the pull of worker "
-        f"{one.row.peer}, {ahead}"
-        + (is_other or f", expected {'the pull to wait' if is_early else 'an answer'}"),
+        f"{one.row.peer}{is_other or f', {ahead}, expected {due}'}",
         slug="pull-ahead" if is_early else late_slug,
         evidence=(
             start(model.num_workers),

@@ -9,6 +9,7 @@ from typing import Any
 from distlab.given.parameter_server import PUSH
 from distlab.grading.checks.parameter_server.messages import (
     LR,
+    OF_ZEROS,
     WATCHED,
     Move,
     beside,
@@ -143,7 +144,9 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
 def _wrong_weights(n: int, pushes: list[Row], values: Any) -> NotYetError:
     done, partly = divmod(len(pushes), n)
     found, expected = beside(values, after(n, done))
-    why = ", one of whom pushed a nan" * ("nan" in expected)
+    why = ", one of whom pushed a nan" * ("nan" in expected and "nan" not in found)
+    if done == OF_ZEROS[1] and close(values, after(n, done - 1)):
+        why = f", of whom worker {OF_ZEROS[0]} pushed zeros"
     message = (
         f"after step {done} with {times(n, 'worker')}{why}, the weights are {found}, "
         f"expected {expected}"

@@ -90,6 +90,10 @@ BY_HAND = (
     Script(interrupts=((3.0, SIGTERM),), lives={(1, 0): IGNORES, (1, 1): Life(1.0)}),
     Script(interrupts=((2.2, SIGINT),), lives={(1, 1): _fails()}),
     Script(world_size=1, max_restarts=1, lives={(1, 0): _fails(2), (2, 0): _fails(9)}),
+    Script(world_size=11, max_restarts=0, lives={(1, 10): _fails(255)}),
+    Script(
+        world_size=1, max_restarts=11, lives={(g, 0): _fails(g) for g in range(1, 20)}
+    ),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ have put there; at the end once under torchrun's own agent, see main_torchrun.py
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,8 +43,10 @@ from distlab.terminal import ranks_in_words
 
 WORLDS = (3, 2, 4, 7, 1)
 TORCHRUN_WORLD = 2
+_STILL_OLD = "the end of an older file"
 PATIENCE_S = 4.0  # a rank waits this long in one call; gloo: 30 min
 FILE = "trained.pt"  # not the default: a path typed in would be seen
+OLD = b"an older file, longer than the weights " * 2000  # there already, on rank 0
 
 
 def main_once(
@@ -57,9 +60,13 @@ def main_once(
     watch_groups(seen)
     watch_samples(unit, seen)
     before = set(os.listdir("."))
+    if context.rank == 0:
+        Path(FILE).write_bytes(OLD)
     model = unit.main(num_epochs=num_epochs, path=FILE)
     left = dist.is_initialized()
     files = sorted(set(os.listdir(".")) - before)
+    if FILE in files and Path(FILE).read_bytes() == OLD:
+        files.remove(FILE)
     return {
         "weights": weights_of(model) if isinstance(model, nn.Module) else None,
         "files": files,
@@ -70,6 +77,8 @@ def main_once(
 
 
 def _saved() -> dict[str, Any]:
+    if Path(FILE).read_bytes().endswith(OLD[-40:]):
+        return {"problem": _STILL_OLD, "state": None}
     try:
         state = torch.load(FILE, weights_only=True)
     except Exception as error:
@@ -160,7 +169,7 @@ def one_rank_saves(runs: Runs) -> str | None:
             "one rank save",
         )
     if savers != [0] or FILE not in files[0]:
-        wrote = "no rank wrote a file"
+        wrote = "where an older file is, no rank wrote a file"
         if savers:
             wrote = f"rank {savers[0]} wrote {files[savers[0]][0]}"
         raise NotYetError(
@@ -238,6 +247,12 @@ def _expect_shared_work(run: Run, epochs: int) -> None:
 def _expect_saved_state(value: dict[str, Any]) -> None:
     problem, state = value["saved"]["problem"], value["saved"]["state"]
     names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    if problem == _STILL_OLD:
+        raise NotYetError(
+            "rank 0's file still ends with the bytes of a longer file that was there "
+            "before, expected only the new state_dict",
+            rule="torch.save(model.state_dict(), path) replaces the file",
+        )
     if problem or state is None:
         raise NotYetError(
             "rank 0's file holds no state_dict: torch.load(path, weights_only=True) "
