@@ -20,11 +20,12 @@ CASES = ((40, 0.1), (3, 0.1), (30, 0.01), (7, 0.5), (5, 1.0), (1, 0.3))
 """Number of elements, and ratio."""
 TIED = (
     ([2.0, -2.0, 1.0, 2.0, -2.0, 0.5, 2.0, 1.0], 0.4),  # five of the magnitude 2, k = 3
-    ([1.0, 3.0, -1.0, 1.0, -1.0], 0.4),  # four of the k-th magnitude, k = 2
+    ([1.0, -1.0, 1.0, -1.0, 3.0], 0.4),  # four of the k-th magnitude, k = 2
     ([0.0] * 7, 0.3),  # k = 2
     ([1e-8, -3e-8, 2e-8, 1e-8], 0.5),
     ([1e8, -3e8, 2e8, 1e8], 0.5),
     ([1.0, -3.0, torch.nan, 2.0], 0.5),
+    ([torch.inf, 1.0, -torch.inf, 2.0, torch.inf], 0.4),  # three infinities, k = 2
 )
 """Values with ties, far from 1, or with a nan; and ratio."""
 
