@@ -28,13 +28,21 @@ TIED = (
     ([torch.inf, 1.0, -torch.inf, 2.0, torch.inf], 0.4),  # three infinities, k = 2
 )
 """Values with ties, far from 1, or with a nan; and ratio."""
+HALF = (
+    ([-1.5e-4, 1.1e-4, -1.6e-4, 1e-4, 1.2e-4], 0.4),
+    ([-350.0, 310.0, -400.0, 300.0, -380.0], 0.4),
+)
+"""Values and ratio in float16, in which their squares are 0 and inf."""
 
 
 def case(seed: int, number: int) -> tuple[Tensor, float, int]:
     """Values, most of the large ones negative; the ratio, and k."""
     if number >= len(CASES):
-        numbers, ratio = TIED[number - len(CASES)]
-        return torch.tensor(numbers), ratio, max(1, int(ratio * len(numbers)))
+        place = number - len(CASES)
+        numbers, ratio = (*TIED, *HALF)[place]
+        dtype = torch.float16 if place >= len(TIED) else torch.float32
+        values = torch.tensor(numbers, dtype=dtype)
+        return values, ratio, max(1, int(ratio * len(numbers)))
     size, ratio = CASES[number]
     generator = torch.Generator().manual_seed(seed * 31 + number)
     order = torch.randperm(size, generator=generator)
@@ -45,7 +53,7 @@ def case(seed: int, number: int) -> tuple[Tensor, float, int]:
 def select(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """What `largest` returns for each case."""
     told: list[Any] = []
-    for number in range(len(CASES) + len(TIED)):
+    for number in range(len(CASES) + len(TIED) + len(HALF)):
         values, ratio, _ = case(seed, number)
         with in_call(f"largest with {len(values)} elements and ratio {ratio}"):
             found = unit.largest(values.to(context.comm.device), ratio)
@@ -67,7 +75,8 @@ def largest_magnitudes(runs: Runs) -> str | None:
 
 def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
     num = len(values)
-    what = f"for {num} element{'s' * (num != 1)} and ratio {ratio}, `largest`"
+    half = "float16 " * (values.dtype == torch.float16)
+    what = f"for {num} {half}element{'s' * (num != 1)} and ratio {ratio}, `largest`"
     if not isinstance(found, list):
         raise NotYetError(f"{what} returned {found!r:.50}, expected a tensor")
     dtype, shape, indices = found
@@ -105,6 +114,7 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
         raise NotYetError(
             f"{what} {chose}, expected the {k} largest magnitudes{nan}",
             slug=slug,
+            rule="compare abs(): float16 has no room for their squares" * bool(half),
             evidence=[(NOBODY, name, _values(values, at)) for name, at in shown],
         )
     if dtype != "int32":
