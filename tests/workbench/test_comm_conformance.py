@@ -181,8 +181,8 @@ def test_a_ring_of_sendrecv_turns(start: Start, n: int) -> None:
 def test_sendrecv_with_oneself_is_a_checked_copy(start: Start, n: int) -> None:
     for copied, size, dtype in start(programs.sendrecv_with_itself, n):
         assert copied == [5.0, 5.0, 5.0]
-        assert named(size, 1, "torch.float32", 3, "torch.float32")
-        assert named(dtype, 3, "torch.float32", 3, "torch.int64")
+        assert named(size, 1, "float32", 3, "float32")
+        assert named(dtype, 3, "float32", 3, "int64")
 
 
 def test_every_dtype_travels(start: Start) -> None:

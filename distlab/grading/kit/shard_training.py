@@ -63,7 +63,7 @@ class MomentumSteps:
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = local(state["momentum"])
-                momentum.mul_(0.9).add_(local(parameter.grad))
+                momentum.mul_(group["momentum"]).add_(local(parameter.grad))
                 local(parameter).sub_(group["lr"] * momentum)
 
 
@@ -71,7 +71,7 @@ class Momentum(MomentumSteps, torch.optim.Optimizer):
     """The optimizer that a learner's code gets."""
 
     def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
-        super().__init__(model.parameters(), {"lr": lr})
+        super().__init__(model.parameters(), {"lr": lr, "momentum": 0.9})
 
 
 class BaselineMomentum(MomentumSteps):
@@ -81,7 +81,8 @@ class BaselineMomentum(MomentumSteps):
     """
 
     def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
-        self.param_groups = [{"params": list(model.parameters()), "lr": lr}]
+        settings = {"lr": lr, "momentum": 0.9}
+        self.param_groups = [{"params": list(model.parameters())} | settings]
         self.state = defaultdict(dict)
 
     def zero_grad(self) -> None:

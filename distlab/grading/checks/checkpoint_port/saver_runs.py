@@ -43,6 +43,7 @@ WORLDS = (3,)
 FIRST, SECOND = 9, 10  # steps with a checkpoint: as text "9" comes after "10"
 FAILING, NEXT, LATER, FAILING_TOO = 11, 12, 13, 14
 OTHER_LR = 0.02  # of an optimizer that has loaded nothing
+SETTINGS = {"lr": 0.1, "momentum": 0.7}  # of the one that is saved first
 PATIENCE_S = 3.0  # how long a complete checkpoint may take
 BLOCKED_S = 1.0  # how long a call that doesn't wait finds the save unwritten
 
@@ -149,7 +150,7 @@ def _live(
     own = own_of(life, rank)
     saver = unit.Saver(folder)
     if life == 0:
-        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.param_groups[0].update(SETTINGS)
     with process_id(os.getpid() + 1000 * life):
         step = unit.load(folder, model, optimizer, own)
     found = {"step": step, "own": own.clone()}
@@ -344,6 +345,7 @@ def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
     """The weights at the end of a life; `lost` is what that one did not load."""
     model = whole(seed)
     optimizer = BaselineMomentum(model)
+    optimizer.param_groups[0].update(SETTINGS)
     for past in range(life + 1):
         if past == life and lost == "all":
             model = whole(seed + life)
@@ -354,6 +356,8 @@ def baseline(seed: int, n: int, life: int, lost: str = "") -> Tensor:
                     parameter.data.copy_(new[name])
         if past == life and lost in ("all", "optimizer"):
             optimizer = BaselineMomentum(model, lr=OTHER_LR)
+        if past == life and lost in ("settings", "momentum"):
+            optimizer.param_groups[0]["momentum"] = 0.9
         if past == life and lost == "settings":
             optimizer.param_groups[0]["lr"] = OTHER_LR
         for step in steps_of(past):

@@ -285,6 +285,13 @@ def _later(run: Run, model: int, step: int) -> list[Suspect]:
             Way(keeps=lambda corrected, sent, mean: corrected),
             "",
         ),
+        (
+            "",
+            "a rank sent the first k elements that reach the k-th magnitude, expected "
+            "the k largest: ties came before larger ones",
+            Way(threshold=True),
+            "topk itself has the k largest: take its indices",
+        ),
     ]
     return [
         Suspect(

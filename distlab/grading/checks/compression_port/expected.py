@@ -37,6 +37,7 @@ class Way:
     by_index: bool = False  # a residual for each bucket
     by_number: bool = False  # a residual for each parameter's number, of all models
     overwrites: bool = False  # values of the same index are not added
+    threshold: bool = False  # the first k that reach the k-th magnitude are sent
     least: int = 1  # elements of a bucket that are sent
     ratios: tuple[float, float] = (RATIO, SMALL_RATIO)  # by model
 
@@ -100,6 +101,8 @@ class Way:
         kept = torch.zeros_like(values)
         k = max(self.least, int(ratio * len(values)))
         at = values.abs().topk(k).indices
+        if self.threshold:
+            at = (values.abs() >= values[at].abs().min()).nonzero()[:k, 0]
         kept[at] = values[at]
         return kept
 

@@ -40,6 +40,7 @@ STEPS = 4
 DTYPES = (torch.float64, torch.float32)  # of the first model and of the second
 INFINITE = 1, 1  # in the second model's second step rank 0 has infinite gradients,
 INFINITES = slice(SIZES[0], SIZES[0] + 2)  # two in one bucket, and one of them is sent
+SPARSE = (1.0, -2.0)  # all that rank 0 has in its first step with several buckets
 WAIT_S = 6.0  # how long the last rank waits for rank 0's hooks
 HOLD_S = 0.3  # how long a message is held back that a callback may be waiting for
 
@@ -77,8 +78,8 @@ class Detour(nn.Module):
 def inputs_of(seed: int, step: int, rank: int, model: int) -> Tensor:
     """Samples of one rank in one step, (5, 6).
 
-    The second model gets zeros on rank 0 in its first step: no gradient is left to
-    choose from.
+    The second model, and one with several buckets, gets zeros on rank 0 in its first
+    step: no gradient is left to choose from.
     """
     if model and step == rank == 0:
         return torch.zeros(5, 6, dtype=torch.float64)
@@ -117,7 +118,8 @@ def _train(
     """
     join(context)
     keep_wrappers()
-    turn = _Turn(context, is_on=len(settings) == 1 and settings[0][1] < ALL)
+    is_several = len(settings) == 1 and settings[0][1] < ALL
+    turn = _Turn(context, is_on=is_several)
     modules = [Detour(seed + at, DTYPES[at]) for at in range(len(settings))]
     models, calls = [], list[dict[str, Any]]()
     with turn.watch:
@@ -130,9 +132,13 @@ def _train(
             for at, (module, model) in enumerate(zip(modules, models, strict=True)):
                 calls.clear()
                 module.zero_grad()
-                x = inputs_of(seed, step, context.rank, at).to(DTYPES[at])
-                is_infinite = (at, step) == INFINITE and context.rank == 0
-                with _infinite(module, is_infinite):
+                x = inputs_of(seed, step, context.rank, at or is_several).to(DTYPES[at])
+                values: tuple[float, ...] = ()
+                if (at, step) == INFINITE and context.rank == 0:
+                    values = torch.inf, torch.inf
+                if is_several and step == context.rank == 0:
+                    values = (*[0.0] * (SIZES[1] - len(SPARSE)), *SPARSE)
+                with _first_gradients(module, values):
                     found[at].append(_step(module, model, x, calls, turn))
                 if found[at][-1]["gradients"] is None:
                     return found
@@ -141,15 +147,15 @@ def _train(
 
 
 @contextmanager
-def _infinite(module: Detour, is_on: bool) -> Iterator[None]:
-    """Meanwhile the first two elements of the first weight have infinite gradients."""
+def _first_gradients(module: Detour, values: Sequence[float]) -> Iterator[None]:
+    """Meanwhile the first elements of the first weight have these gradients."""
 
-    def overflow(gradient: Tensor) -> Tensor:
-        values = gradient.clone()
-        values.view(-1)[:2] = torch.inf
-        return values
+    def replaced(gradient: Tensor) -> Tensor:
+        found = gradient.clone()
+        found.view(-1)[: len(values)] = found.new_tensor(values)
+        return found
 
-    handle = module.layers[0].register_hook(overflow) if is_on else None
+    handle = module.layers[0].register_hook(replaced) if values else None
     yield
     if handle is not None:
         handle.remove()

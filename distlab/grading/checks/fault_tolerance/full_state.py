@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -216,8 +217,27 @@ def resume(context: RankContext, unit: ModuleType, seed: int, size: int) -> Any:
             for own, state in zip(owns, states, strict=True)
         ],
         "final": final,
+        "sharded": _sharded(unit, players, seed, size),
         "others": _other_models(unit, shared, owns, seed, size),
     }
+
+
+def _sharded(
+    unit: ModuleType, players: list[Player], seed: int, new: int
+) -> list[list[int] | str]:
+    """Whose states the sharded optimizer of each of `new` ranks gets from restore.
+
+    As a weight spans several ranks, the real one refuses a state without the others.
+    """
+    runs = [replace(p.run, optimizer=Sharded(p.rank)) for p in players]
+    shared, owns = through_files([unit.full_state(run) for run in runs])
+    found = []
+    for rank in range(new):
+        optimizer = Sharded(rank)
+        run = replace(new_run(seed), optimizer=optimizer)
+        unit.restore(run, deepcopy(shared), deepcopy(owns), rank, new)
+        found.append(_starts_of(optimizer.loaded))
+    return found
 
 
 def _other_models(
@@ -276,6 +296,7 @@ def bit_equal(runs: Runs) -> str | None:
         _expect_restored(record, size)
         for what, (said, same) in record["others"].items():
             _expect_refused(what, said, same)
+        _expect_sharded(record, size, f"after restore on the same {size} ranks")
     return f"{AFTER} steps after the resume; dropout, master weights, residuals"
 
 
@@ -300,8 +321,8 @@ def _expect_restored(record: dict[str, Any], size: int) -> None:
             raise NotYetError(
                 f"after restore on {size} rank{'s' * (size > 1)}, all state is as "
                 "saved, "
-                f"but training differs in step {step}: was a parameter replaced by "
-                "another object?",
+                f"but training differs in step {step}: was a parameter or the "
+                "optimizer replaced by another object?",
                 played=size,
             )
         return
@@ -359,32 +380,27 @@ def resize(
         restore(unit, player, shared, owns, new)
     items, first = [player.items() for player in again], players[0].items()
     residuals = [p.run.hook.residuals.state_dict(p.run.model) for p in again]
-    sharded = []
-    for rank in range(new):
-        run = new_run(seed)
-        run.optimizer = Sharded(rank)
-        states = [
-            {**own, "optimizer": Sharded(r).state_dict()} for r, own in enumerate(owns)
-        ]
-        unit.restore(run, shared, states, rank, new)
-        loaded = run.optimizer.loaded
-        sharded.append(_starts_of(loaded))
     return {
         "unlike": [
             [n for n in (*SHARED, "buffers") if one[n] != first[n]] for one in items
         ],
         "residuals": [_which(one, mean, total, kept[0]) for one in residuals],
         "draws": [[one[n] for one in items] for n in ("python", "numpy", "torch")],
-        "sharded": sharded,
+        "sharded": _sharded(unit, players, seed, new),
     }
 
 
 def _starts_of(loaded: Any) -> list[int] | str:
-    """Whose states a sharded optimizer got."""
+    """Whose states a sharded optimizer got; like the real one, it takes one or many."""
+    every = [loaded] if isinstance(loaded, dict) else loaded
     try:
-        return [one["state"]["0.weight"]["start"] for one in loaded]
+        return [
+            one["state"][name]["start"]
+            for one in every
+            for name in one["param_groups"][0]["names"]
+        ]
     except (TypeError, KeyError):
-        return f"a {type(loaded).__name__}"
+        return "what its state_dict() did not return"
 
 
 def _which(one: Any, mean: Any, total: Any, first: Any) -> str:
@@ -442,6 +458,10 @@ def _expect_resized(record: dict[str, Any], old: int, setting: str) -> None:
                 slug="same-random-numbers",
                 rule="seed_all with a number that depends on the rank",
             )
+    _expect_sharded(record, old, setting)
+
+
+def _expect_sharded(record: dict[str, Any], old: int, setting: str) -> None:
     for rank, got in enumerate(record["sharded"]):
         if got != list(range(old)):
             shown = got if isinstance(got, str) else f"the states of ranks {got}"

@@ -142,7 +142,8 @@ class Sharded:
 
     def state_dict(self) -> State:
         """This rank's state."""
-        return {"state": {"0.weight": {"start": self.rank, "sum": torch.ones(2)}}}
+        states = {"0.weight": {"start": self.rank, "sum": torch.ones(2)}}
+        return {"state": states, "param_groups": [{"lr": 0.1, "names": [*states]}]}
 
     def load_state_dict(self, state: Any) -> None:
         """From the states of all ranks."""

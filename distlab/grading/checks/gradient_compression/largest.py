@@ -20,20 +20,29 @@ CASES = ((40, 0.1), (3, 0.1), (30, 0.01), (7, 0.5), (5, 1.0), (1, 0.3))
 """Number of elements, and ratio."""
 TIED = (
     ([2.0, -2.0, 1.0, 2.0, -2.0, 0.5, 2.0, 1.0], 0.4),  # five of the magnitude 2, k = 3
-    ([1.0, 3.0, -1.0, 1.0, -1.0], 0.4),  # four of the k-th magnitude, k = 2
+    ([1.0, -1.0, 1.0, -1.0, 3.0], 0.4),  # four of the k-th magnitude, k = 2
     ([0.0] * 7, 0.3),  # k = 2
     ([1e-8, -3e-8, 2e-8, 1e-8], 0.5),
     ([1e8, -3e8, 2e8, 1e8], 0.5),
     ([1.0, -3.0, torch.nan, 2.0], 0.5),
+    ([torch.inf, 1.0, -torch.inf, 2.0, torch.inf], 0.4),  # three infinities, k = 2
 )
 """Values with ties, far from 1, or with a nan; and ratio."""
+HALF = (
+    ([-1.5e-4, 1.1e-4, -1.6e-4, 1e-4, 1.2e-4], 0.4),
+    ([-350.0, 310.0, -400.0, 300.0, -380.0], 0.4),
+)
+"""Values and ratio in float16, in which their squares are 0 and inf."""
 
 
 def case(seed: int, number: int) -> tuple[Tensor, float, int]:
     """Values, most of the large ones negative; the ratio, and k."""
     if number >= len(CASES):
-        numbers, ratio = TIED[number - len(CASES)]
-        return torch.tensor(numbers), ratio, max(1, int(ratio * len(numbers)))
+        place = number - len(CASES)
+        numbers, ratio = (*TIED, *HALF)[place]
+        dtype = torch.float16 if place >= len(TIED) else torch.float32
+        values = torch.tensor(numbers, dtype=dtype)
+        return values, ratio, max(1, int(ratio * len(numbers)))
     size, ratio = CASES[number]
     generator = torch.Generator().manual_seed(seed * 31 + number)
     order = torch.randperm(size, generator=generator)
@@ -44,7 +53,7 @@ def case(seed: int, number: int) -> tuple[Tensor, float, int]:
 def select(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
     """What `largest` returns for each case."""
     told: list[Any] = []
-    for number in range(len(CASES) + len(TIED)):
+    for number in range(len(CASES) + len(TIED) + len(HALF)):
         values, ratio, _ = case(seed, number)
         with in_call(f"largest with {len(values)} elements and ratio {ratio}"):
             found = unit.largest(values.to(context.comm.device), ratio)
@@ -66,7 +75,8 @@ def largest_magnitudes(runs: Runs) -> str | None:
 
 def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
     num = len(values)
-    what = f"for {num} element{'s' * (num != 1)} and ratio {ratio}, `largest`"
+    half = "float16 " * (values.dtype == torch.float16)
+    what = f"for {num} {half}element{'s' * (num != 1)} and ratio {ratio}, `largest`"
     if not isinstance(found, list):
         raise NotYetError(f"{what} returned {found!r:.50}, expected a tensor")
     dtype, shape, indices = found
@@ -104,6 +114,7 @@ def _expect_indices(found: Any, values: Tensor, ratio: float, k: int) -> None:
         raise NotYetError(
             f"{what} {chose}, expected the {k} largest magnitudes{nan}",
             slug=slug,
+            rule="compare abs(): float16 has no room for their squares" * bool(half),
             evidence=[(NOBODY, name, _values(values, at)) for name, at in shown],
         )
     if dtype != "int32":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from distlab.comm import Comm
 from distlab.grading.checks.imagenet_trainer import parts
 from distlab.grading.checks.imagenet_trainer.parts import (
     LARGE,
@@ -59,7 +61,26 @@ def steps(context: RankContext, unit: ModuleType, seed: int, clip_norm: float) -
                 "updates": scaler.num_updates,
             }
         )
+    found[0]["loss dtypes"] = loss_dtypes(comm, unit, seed)
     return found
+
+
+def loss_dtypes(comm: Comm, unit: ModuleType, seed: int) -> list[str]:
+    """In what a step's losses are computed; a float32 model, under torch's autocast."""
+    job = new_job(comm, seed, PARTS, 1e9)
+    job.model.float()
+    job.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    loss_fn, dtypes = job.loss_fn, list[str]()
+
+    def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = loss_fn(outputs, targets)
+        dtypes.append(str(loss.dtype)[6:])
+        return loss
+
+    job.loss_fn = noted
+    inputs, targets = parts.batches(seed, comm.world_size)[0][comm.rank]
+    unit.train_step(job, inputs.float(), targets)
+    return dtypes
 
 
 FREE = on_ranks(steps, clip_norm=1e9)
@@ -157,6 +178,13 @@ def as_one_process(runs: Runs) -> str | None:
             raise NotYetError(
                 f"in step 1, train_step on rank {rank} returned a loss of {got}, "
                 f"expected {wanted}, the mean over the samples of all ranks"
+            )
+    for rank, value in enumerate(run.values):
+        if "bfloat16" in value[0]["loss dtypes"]:
+            raise NotYetError(
+                f"for a float32 model under torch.autocast, rank {rank} computed its "
+                "loss in bfloat16, expected float32",
+                rule="call job.loss_fn inside job.autocast() as well",
             )
     return f"n = {runs.world_size}, ranks with 5, 6, … samples in {PARTS} microbatches"
 

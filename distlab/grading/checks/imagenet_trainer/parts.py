@@ -257,7 +257,9 @@ def new_job(comm: Comm, seed: int, num_parts: int, clip_norm: float) -> Job:
     model = new_model(seed)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    engine, optimizer = Engine(comm, model), torch.optim.SGD(model.parameters(), lr=LR)
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others}]
+    engine, optimizer = Engine(comm, model), torch.optim.SGD(groups, lr=LR)
     return Job(
         comm=comm,
         model=model,
