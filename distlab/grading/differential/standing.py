@@ -224,10 +224,16 @@ def no_other_change(mine: Bill, right: Bill) -> None:
         for function, aspect in sorted(own):
             if _kind(function, aspect) not in allowed:
                 raise NotYetError(
-                    f"{function} changed {aspect} on rank {rank}, expected it to be "
-                    "left as it is",
+                    f"{function} changed {_spoken(aspect)} on rank {rank}, expected no "
+                    "change",
                     slug=SIDE_EFFECT,
                 )
+
+
+def _spoken(aspect: str) -> str:
+    """`batch: its values` as one says it."""
+    name, _, what = aspect.rpartition(": its ")
+    return f"the {what} of {name}" if name else aspect
 
 
 def _kind(function: str, aspect: str) -> tuple[str, str]:

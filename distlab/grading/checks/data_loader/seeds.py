@@ -209,8 +209,8 @@ def _fixed(case: dict[str, Any], elsewhere: dict[str, Any]) -> NotYetError | Non
     for key, seed in seeds.items():
         if not seed == case["again"].get(key) == elsewhere["seeds"].get(key):
             return NotYetError(
-                f"{_place(*key)} gets another seed in a second, equal run, expected "
-                "the same",
+                f"{_place(*key)} gets another seed when the run is repeated, "
+                "expected the same",
                 slug="not-reproducible",
                 rule="the seed may depend only on values that a second run repeats",
             )

@@ -114,7 +114,7 @@ def _expect_same_again(runs: Runs, place: int) -> None:
     rank = len(shares) - 1
     raise NotYetError(
         f"{on(case['num_samples'], len(shares))}, shard_indices gives rank {rank} "
-        "other samples in a second, equal call, expected the same",
+        "other samples when it is called again, expected the same",
         slug="not-reproducible",
         evidence=[(rank, "first", listed(shares[-1])), (rank, "second", listed(again))],
         rule="all ranks use the same rule; do not use random numbers here",

@@ -132,9 +132,12 @@ def faults(script: Script, history: History) -> dict[str, NotYetError]:
         wakes = [action for action in given if action[0] == "wake" and action in due]
         due = [action for action in due if action not in wakes]  # not of interest
         without = [action for action in given if action not in wakes] or given
+        did, only = _done(without, event), ""
+        if due and set(due) < set(without):  # all of it, and more
+            rest = [action for action in without if action not in due]
+            did, only = f"also {_done(rest, event)}", "only "
         fault = NotYetError(
-            f"{happened}, the launcher {_done(without, event)}, expected "
-            f"{_actions(due)}",
+            f"{happened}, the launcher {did}, expected {only}{_actions(due)}",
             slug=slug,
             rule=rule,
             played=n,

@@ -164,7 +164,7 @@ class RendezvousContract(Model):
             free, words = frozenset([own]), f"rank {own} again"
         for other, rank in self.ranks.items():
             if rank == reply and other != name and type(reply) is int:
-                words = f"another rank than {other} has"
+                words = f"another rank, because {other} has rank {rank}"
         if type(reply) is int and reply in free:
             self.ranks[name] = reply
         return Rank(free, words)
