@@ -39,7 +39,8 @@ class FlatBucket:
     def flat(self, value: Tensor) -> None:
         if value is not self._flat:  # `bucket.flat += t` assigns the same tensor
             raise ValueError(
-                "bucket.flat was replaced by another tensor: write into it"
+                "bucket.flat was replaced by another tensor; write into the existing "
+                "one"
             )
 
 

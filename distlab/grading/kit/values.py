@@ -186,10 +186,10 @@ def _factor(actual: Sequence[object], expected: Sequence[Tensor]) -> str | None:
         return "zero"
     for number, said in ((factor, "{} times"), (1 / factor, "1/{} of")):
         if abs(number - round(number)) < _NEAR and abs(number) >= 1:
-            return f"{said.format(round(number))} what is expected"
+            return f"{said.format(round(number))} the expected value"
     if len(wanted.unique()) == 1:
         return None  # every number is some multiple of another
-    return f"{factor:.3g} times what is expected"
+    return f"{factor:.3g} times the expected value"
 
 
 def _where(

@@ -94,8 +94,8 @@ def _expect_carried(told: dict[str, Any], expected: list[Tensor]) -> None:
     if flat.isnan().any() or not torch.equal(flat.sort()[0], numbers.sort()[0]):
         lost = Counter(numbers.tolist()) - Counter(flat.tolist())
         raise NotYetError(
-            f"after pack, {lost.total()} of the tensors' {len(numbers)} elements are "
-            f"not in flat, such as {next(iter(lost)):.3g}, expected all of them",
+            f"after pack, {lost.total()} of the tensors' {len(numbers)} elements, such "
+            f"as {next(iter(lost)):.3g}, are missing from flat, expected all of them",
             rule="every element of every tensor has one position in flat",
         )
     wrong = [

@@ -85,16 +85,16 @@ class Difference:
         told = f"the Membership returned {_words(did) or 'no action'}"
         if self.contract.is_late:
             asked = asked_s(self.rows)
-            told = "the Membership had asked for no Tick"
+            told = "the Membership had returned no WakeAt"
             if asked:
-                told = f"the last WakeAt was for {asked[-1]:.4g} s"
+                told = f"the Membership had last returned WakeAt({asked[-1]:.4g})"
         wanted = self._wanted(expected)
         return f"{when}{reason}, {told}, expected {wanted}"
 
     def _wanted(self, expected: Sequence[Fact]) -> str:
         contract, wanted = self.contract, _words(expected) or "no action"
         if contract.is_late:
-            return f"WakeAt({contract.seen.due_s:.4g}), then {wanted}"
+            return f"WakeAt({contract.seen.due_s:.4g}) and then {wanted}"
         if [action[0] for action in expected] == ["wake"]:
             return f"only {wanted}, a Tick when {self._wait} is over"
         return wanted
@@ -171,7 +171,7 @@ class Difference:
             _names([f"{m} (lowest rank)" if m == lowest else m for m in side])
             for side in (joined, unheard)
         )
-        return f" with {heard} joined, but {missing} unheard"
+        return f" with {heard} joined and {missing} unheard"
 
     # ── two Forms ───────────────────────────────────────────────────────────────────
 

@@ -96,9 +96,8 @@ def returns_at_once(runs: Runs) -> str | None:
     for rank, value in enumerate(run.values):
         if value["waits"]:
             raise NotYetError(
-                f"on a slow disk, save returned on rank {rank} only after its files "
-                "were "
-                "written, expected it to return at once",
+                f"on a slow disk, save on rank {rank} did not return until its files "
+                "were written, expected it to return at once",
                 slug="waits-for-the-disk",
                 rule="start a thread that saves, and return",
             )

@@ -194,8 +194,8 @@ def _wrong_word(what: str, word: str, told: str, spans: Spans) -> NotYetError:
         decides = f"{100 * share:.3g} % of the communication is exposed"
     elif "partial" in (word, told):
         decides = (
-            f"compute and communication overlap for {100 * covered:.3g} % of the "
-            "shorter one"
+            f"the overlap of compute and communication is {100 * covered:.3g} % of the "
+            "shorter of the two"
         )
     else:
         decides = (

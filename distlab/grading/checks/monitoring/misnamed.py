@@ -264,7 +264,7 @@ POISONED = (
     ),
     Mistake(
         "",
-        "it counted losses that are nan, too",
+        "it also counted losses that are nan",
         "a rank without samples has the loss nan, and nothing is wrong there",
         lambda steps: next(filter(None, map(_bad_or_without_loss, steps)), list[int]()),
     ),

@@ -177,8 +177,8 @@ def gradients_of_one_process(runs: Runs) -> str | None:
         (
             "",
             0.0,
-            "after the batch no stage has a gradient, expected a backward of each "
-            "microbatch",
+            "after the batch no stage has a gradient, expected a backward pass for "
+            "each microbatch",
             "a schedule with a loss_fn, and step with the target on the last rank",
         ),
     ]

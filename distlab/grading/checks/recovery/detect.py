@@ -212,7 +212,7 @@ def _state(case: ReportsCase, name: str, row: Row) -> str:
     if unit_s == math.inf:
         return f" was idle, and there were fewer than {LEAST} durations to judge by"
     idle_s = idle(row, case.now_s) / unit_s
-    told = f" was in {row.doing.upper()} for {idle_s:.3g} usual step times"
+    told = f" was in {row.doing.upper()} for {idle_s:.3g} times the usual step time"
     if row.doing != COMPUTE and name == "frozen":
         silent = _silent(row, case) / unit_s
         told += f" and without a heartbeat for {silent:.2g}"
@@ -243,7 +243,7 @@ def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> 
         return f", expected frozen, as {name_of} is {limit:g}"
     if name == "frozen" and row.doing != COMPUTE:
         return f", expected frozen only if both exceed {name_of} = {limit:g}"
-    return f", expected {name} only beyond {name_of} = {limit:g}"
+    return f", expected that only above {name_of} = {limit:g}"
 
 
 def _why(

@@ -87,8 +87,8 @@ def expect_owners(sums: Sums, counts: Sums | None) -> None:
     if twice:
         ranks = [r for r, own in enumerate(sums.owners) if own == twice[0]]
         raise NotYetError(
-            f"ranks {ranks[0]} and {ranks[1]} both returned {twice[0]}, expected the "
-            "number of a different chunk on each rank",
+            f"ranks {ranks[0]} and {ranks[1]} both returned chunk index {twice[0]}, "
+            "expected a different one on each rank",
             slug="wrong-owner",
             evidence=_owned(sums),
             rule="all ranks must return different numbers",

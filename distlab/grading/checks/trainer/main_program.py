@@ -263,7 +263,7 @@ def _expect_saved_state(value: dict[str, Any]) -> None:
         keys = ", ".join([*state][:2]) or "no key"
         raise NotYetError(
             f"the saved state_dict has {keys}{', …' * (len(state) > 2)}, expected the "
-            f"keys of make_model's own: {', '.join(names)}",
+            f"keys of the unwrapped model: {', '.join(names)}",
             rule="for a wrapped model save model.module.state_dict()",
         )
     saved = flat(state)
