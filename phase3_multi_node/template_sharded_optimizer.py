@@ -176,10 +176,11 @@ class FullySharded(zero.ShardedLayers):
     3.21 C1 The outputs are the same as from the unsharded model.
          C2 Apart from its own shards, each rank holds only the full weights of the
             layer that is currently computing.
-         C3 A forward pass sends one all_gather per layer.
+         C3 A forward pass sends no more bytes than one all_gather per layer.
     3.22 C1 The weights end up the same as in a single process.
          C2 At most one layer is unsharded at any time, or at most two with prefetching.
-         C3 A step sends two all_gathers and one reduce_scatter per layer.
+         C3 A step sends no more bytes than two all_gathers and one reduce_scatter per
+            layer.
          C4 With prefetching, the next layer's weights are already in flight while a
             layer computes.
     In torch.distributed: fully_shard(layer) for each layer, then fully_shard(model)

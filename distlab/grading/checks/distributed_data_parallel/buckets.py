@@ -97,6 +97,7 @@ def models(seed: int) -> list[Model]:
         _alike("one tensor", [4], 16),
         _alike("drawn", [draw.randint(1, 9) for _ in range(17)], 48),
         Model("two dtypes", ((4, *wide), (4, *wide), (4, *thin), (4, *thin)), 64),
+        Model("two dtypes of 16 bits", ((4, *thin), (4, "float16", "cpu")) * 2, 64),
         Model("alternating dtypes", ((4, *wide), (4, *thin)) * 3, 64),
         Model("a large bucket, then two small", ((2, *wide),) * 2 + ((6, *thin),), 32),
         Model("two devices", ((4, "float32", "cpu"), (4, *elsewhere)) * 2, 64),

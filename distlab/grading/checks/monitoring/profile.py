@@ -158,14 +158,14 @@ def lanes(seed: int) -> list[Spans]:
 
 
 def measure_all(context: RankContext, unit: ModuleType, seed: int) -> list[Any]:
-    """What exposed_us returns for each pair of lanes, then of iterators over one."""
+    """What exposed_us returns for each pair of lanes, then of iterators over them."""
     found = []
     cases = lanes(seed)
     for place, spans in enumerate(cases, 1):
         with in_call(f"exposed_us, case {place}"):
             found.append(number(unit.exposed_us(*spans)))
     with in_call("exposed_us, with iterators instead of lists"):
-        found.append(number(unit.exposed_us(*map(iter, cases[0]))))
+        found += [number(unit.exposed_us(*map(iter, spans))) for spans in cases]
     return found
 
 
@@ -241,7 +241,7 @@ def communication_alone(runs: Runs) -> str | None:
     """Interval arithmetic; a mistake is named if it explains every case."""
     found = worked_out(runs, measure_all).values[0]
     cases = lanes(runs.seed)
-    *found, iterated = found
+    found, iterated = found[: len(cases)], found[len(cases) :]
     for told in found:
         if isinstance(told, str):
             raise NotYetError(f"exposed_us returned {told}")
@@ -264,12 +264,14 @@ def communication_alone(runs: Runs) -> str | None:
             evidence=lines(spans),
             rule=mistake.rule if mistake else "",
         )
-    if isinstance(iterated, str) or not same(iterated, found[0]):
-        raise NotYetError(
-            f"given two iterators, exposed_us returned {iterated}, expected "
-            f"{found[0]:g}, as for two lists of the same spans",
-            rule="an iterator can be read only once",
-        )
+    for spans, told, right in zip(cases, iterated, found, strict=True):
+        if isinstance(told, str) or not same(told, right):
+            got = told if isinstance(told, str) else f"{told:g}"
+            raise NotYetError(
+                f"{_given(spans)}given as two iterators, exposed_us returned {got}, "
+                f"expected {right:g}, as for two lists",
+                rule="an iterator can be read only once",
+            )
     return None
 
 

@@ -34,12 +34,13 @@ def broadcast_once(
     norm = nn.BatchNorm1d(3)
     norm.register_buffer("table", torch.zeros(2), persistent=False)
     model = nn.Sequential(make_model(seed), norm).double()
-    norm.register_parameter("scale", nn.Parameter(torch.ones(())))  # no dimension,
-    # and float32, which one long vector of all parameters would change
+    # The outermost module has a parameter of its own, without a dimension, and float32:
+    # one long vector of all parameters would change that.
+    model.register_parameter("scale", nn.Parameter(torch.ones(())))
     dict(model.named_parameters())[FROZEN].requires_grad_(False)
     _fill(model, seed + 31 * context.rank)
     if context.rank != (src or 0):
-        next(model.parameters()).data[0, 0] = torch.nan
+        dict(model.named_parameters())[FROZEN].data[0, 0] = torch.nan
     model.to(context.comm.device)
     before = _state(model)
     given = _held(model)
