@@ -148,15 +148,15 @@ def _damaged(files: dict[str, bytes]) -> Iterator[Case]:
     new, old, oldest = (_first_shard(files, step) for step in (NEW, OLD, 8))
     what = f"the last byte of {file_in_words(old)} is missing"
     yield what, _cut(files, old), NEW, ()
-    both = f"the last bytes of {file_in_words(old)} and"
+    both = f"the last bytes of rank 0's shards of steps {OLD} and"
     yield (
-        f"{both} {file_in_words(oldest)} are missing",
+        f"{both} 8 are missing",
         _cut(files, old, oldest),
         NEW,
         (),
     )
     yield (
-        f"{both} {file_in_words(new)} are missing",
+        f"{both} {NEW} are missing",
         _cut(files, old, new),
         AS_TEXT,
         (new, old),

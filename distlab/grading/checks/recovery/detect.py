@@ -242,7 +242,7 @@ def _limit_words(fault: tuple[str, list[int], list[int]], case: ReportsCase) -> 
     if name == "slow" and is_idle:
         return f", expected frozen, as {name_of} is {limit:g}"
     if name == "frozen" and row.doing != COMPUTE:
-        return f", expected frozen only if both exceed {name_of} = {limit:g}"
+        return f", although both must exceed {name_of} = {limit:g}"
     return f", expected that only above {name_of} = {limit:g}"
 
 
