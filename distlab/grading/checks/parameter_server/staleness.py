@@ -53,14 +53,21 @@ _FAR = 10**6  # a bound that no worker comes to
 _TIMEOUT_S = 100.0  # of virtual time: far longer than any right server takes
 
 
+def _left_behind() -> Script:
+    """Worker 2's first push comes late; worker 0 is the slowest, and then it leaves."""
+    turns = [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (2, 3)]
+    moves = [(rank, kind, number) for rank, number in turns for kind in (PUSH, PULL)]
+    return 3, 2, (*moves, (0, LEAVE, 0), (1, PUSH, 4), (1, PULL, 4))
+
+
 def orders(seed: int) -> list[Script]:
-    """For each bound; then the same where worker 0 leaves in the middle."""
+    """One by hand, and for each bound; then the same where worker 0 leaves midway."""
     draw = random.Random(seed)
-    found: list[Script] = []
+    found: list[Script] = [_left_behind()]
     for bound in BOUNDS:
         limit = math.inf if bound is None else bound
         found += [(n, bound, drawn_order(draw, n, NUM_PUSHES, limit)) for n in SIZES]
-    for n, bound, moves in [*found]:
+    for n, bound, moves in found[1:]:
         half = len(moves) // 2
         others = (move for move in moves[half:] if move[0] != 0)
         found.append((n, bound, (*moves[:half], (0, LEAVE, 0), *others)))
