@@ -261,7 +261,7 @@ def goes_on(
     storage.settle()
     end = time.monotonic() + PATIENCE_S
     while complete_in(folder) <= before and time.monotonic() < end:
-        time.sleep(0.05)
+        time.sleep(0.005)
     found["added"] = complete_in(folder) > before
     dist.barrier()
     if any(_on_all_ranks([found["after"], not found["added"]])):

@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 PATIENCE_S = 3.0  # how long a writer waits for what comes only if save() has returned
-_LOOK_S = 0.01
+_LOOK_S = 0.002
 _WAITING = ("concurrent.futures._base", "threading")  # who is in a function of theirs
 _AGREE = (
     "gather_object",
@@ -103,7 +103,7 @@ class Storage:
         while time.monotonic() < end:
             if self.written >= self.begun and not self._writers():
                 break
-            time.sleep(0.02)
+            time.sleep(_LOOK_S)
 
     def _writers(self) -> list[threading.Thread]:
         """Threads that were started since, and go on."""
