@@ -17,6 +17,7 @@ from distlab.grading.runs import Records, Runs, RunSpec, Scenario
 from distlab.grading.together import is_past_first, play_all, taken_apart
 from distlab.grading.virtual import play_in_virtual_time, settings_of
 from distlab.runner import Cluster, Limits, RankContext, Run, RunnerError
+from distlab.runner.rank import resolve
 
 _SECRETS = (
     "solutions",
@@ -210,8 +211,6 @@ def perform(
     off_limits: dict[str, list[str]],
 ) -> Any:
     """In each rank: load the unit, hand it its communicator, play the scenarios."""
-    from distlab.runner.rank import resolve
-
     context, texts = prepared(context, source, reference, off_limits)
 
     def play(name: str, values: dict[str, Any]) -> Any:
@@ -226,8 +225,6 @@ def launch(
     context: RankContext, scenario: str, name: str, text: str, values: dict[str, Any]
 ) -> Any:
     """In a process of its own: a scenario that starts the file as a program."""
-    from distlab.runner.rank import resolve
-
     return resolve(scenario)(context, name, text, **values)
 
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 _DIGITS = (3, 5, 8, 17)  # 17 tell any two doubles apart
-
-
-def apart(got: float, expected: float) -> tuple[str, str]:
-    """Both in three significant digits, or in more if they would look alike."""
-    for digits in _DIGITS:
-        pair = said(got, digits), said(expected, digits)
-        if pair[0] != pair[1]:
-            break
-    return pair
 
 
 def said(number: float, digits: int = 3) -> str:
@@ -24,3 +17,17 @@ def said(number: float, digits: int = 3) -> str:
     if 1e3 <= abs(number) < 1e6 and digits < 5:
         return f"{number:,.0f}"
     return f"{number:.{digits}g}"
+
+
+def apart(
+    got: Any, expected: Any, *, say: Callable[[Any, int], str] = said
+) -> tuple[str, str]:
+    """Both in three significant digits, or in more if they would look alike.
+
+    They are numbers, or what `say` writes with so many digits.
+    """
+    for digits in _DIGITS:
+        pair = say(got, digits), say(expected, digits)
+        if pair[0] != pair[1]:
+            break
+    return pair

@@ -7,7 +7,6 @@ says does not count.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -184,19 +183,15 @@ def when(point: CrashPoint) -> str:
     return f"after {point.last.partition(', b')[0].rstrip(')')})".replace("'", '"')
 
 
-_OF_STEP = re.compile(
-    r"step-(\d+)\.(?:rank-(\d+)\.[0-9a-f]{8}\.safetensors|json)(\.tmp)?"
-)
-
-
 def file_in_words(name: str) -> str:
     """A file in a sentence, such as "rank 0's shard of step 10"."""
-    match = _OF_STEP.fullmatch(name)
-    if match is None:
+    step = given.step_of(name)
+    if step is None:
         return f'"{name}"'
-    step, rank, is_temporary = match.groups()
-    what = "the manifest" if rank is None else f"rank {rank}'s shard"
-    return f"{'the temporary file of ' if is_temporary else ''}{what} of step {step}"
+    _, is_shard, rest = name.partition(".rank-")
+    what = f"rank {rest.partition('.')[0]}'s shard" if is_shard else "the manifest"
+    temporary = "the temporary file of " * name.endswith(given.TEMPORARY)
+    return f"{temporary}{what} of step {step}"
 
 
 def listed(names: Sequence[str]) -> str:

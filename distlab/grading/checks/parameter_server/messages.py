@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from distlab.given.parameter_server import PULL, PUSH, WEIGHTS, decode, encode
+from distlab.grading.kit.apart import apart
 from distlab.grading.kit.histories import Row
 from distlab.grading.kit.services import Ask, Codec, Gone, Step
 from distlab.runner import RankContext
@@ -179,11 +180,7 @@ def shown(values: Any, digits: int = 3) -> str:
 
 def beside(values: Any, expected: Any) -> tuple[str, str]:
     """Both in a sentence, with as many digits as tell them apart."""
-    for digits in (3, 6, 12):
-        pair = shown(values, digits), shown(expected, digits)
-        if pair[0] != pair[1]:
-            break
-    return pair
+    return apart(values, expected, say=shown)
 
 
 def words(row: Row) -> str:
