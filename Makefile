@@ -42,7 +42,7 @@ test-failed: .venv/.ready  ## run the tests that failed last time again, one by 
 
 test-all: test test-slow test-touched  ## run test, test-slow and test-touched
 
-test-tracking: .venv/.ready-tracking  ## test with real MLflow, TensorBoard and Prometheus
+test-tracking: .venv/.ready-tracking  ## test with real MLflow, TensorBoard, Prometheus and OpenTelemetry
 	@DISTLAB_TEST_TRACKING=1 $(PYTEST) tests/workbench/test_ddp_tracking.py \
 	  tests/workbench/test_monitor.py tests/workbench/test_ddp_monitor.py
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from distlab.chaos import partition
 from distlab.chaos.faults import FIRED, LAUNCHER
 from distlab.chaos.ledger import LAUNCH, read_ledgers
@@ -163,25 +165,23 @@ def _wait_for_the_end(folder: Path) -> list[str]:
     until = time.monotonic() + _ENDING_S
     while (found := _processes(folder)) and time.monotonic() < until:
         time.sleep(0.05)
-    return [f"{pid} {name}" for pid, name in found.items()]
+    return [f"{process.pid} {process.info['name']}" for process in found]
 
 
 def _kill_all(folder: Path) -> None:
     """Kill processes until none is left, because one may start another meanwhile."""
     until = time.monotonic() + _ENDING_S
     while (found := _processes(folder)) and time.monotonic() < until:
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.01)
 
 
-def _processes(folder: Path) -> dict[int, str]:
-    """Return the processes that were started for this folder (Linux)."""
-    token = f"{_TOKEN}={folder}".encode()
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if token in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "comm").read_text().strip()
-    return found
+def _processes(folder: Path) -> list[psutil.Process]:
+    """Return the processes that were started for this folder."""
+    return [
+        process
+        for process in psutil.process_iter(["environ", "name"])
+        if (process.info["environ"] or {}).get(_TOKEN) == str(folder)
+    ]

@@ -84,8 +84,8 @@ MonitorFolder = Annotated[
 Also = Annotated[
     list[str] | None,
     typer.Option(
-        help="Also send the records to tensorboard, prometheus or prometheus:PORT. "
-        "Can be repeated."
+        help="Also send the records to tensorboard, prometheus[:PORT], or by OTLP to "
+        "the collector otlp[:[ADDRESS:]PORT]. Can be repeated."
     ),
 ]
 LogEvery = Annotated[

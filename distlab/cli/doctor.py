@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil  # type: ignore[import-untyped]
+
 State = Literal["ok", "warn", "broken"]
 
 GIB = 2**30
@@ -110,14 +112,11 @@ def check_cores(usable: int, in_machine: int) -> Finding:
     return Finding("cores", "ok", str(usable), detail)
 
 
-def check_memory(total_bytes: int | None, free_bytes: int | None) -> Finding:
-    """Measure the memory and, if the system tells us, how much of it is free."""
-    if total_bytes is None:
-        return Finding("memory", "ok", "unknown on this system")
+def check_memory(total_bytes: int, free_bytes: int) -> Finding:
+    """Measure the memory, and how much of it is free."""
     figure = f"{total_bytes / GIB:.1f} GiB"
-    detail = "" if free_bytes is None else f"{free_bytes / GIB:.1f} GiB free"
-    free = total_bytes if free_bytes is None else free_bytes
-    if free < LEAST_MEMORY_GIB * GIB:
+    detail = f"{free_bytes / GIB:.1f} GiB free"
+    if free_bytes < LEAST_MEMORY_GIB * GIB:
         advice = (
             f"Close other programs; four ranks may need {LEAST_MEMORY_GIB:.0f} GiB."
         )
@@ -330,23 +329,16 @@ def _usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return cores
 
 
-def _memory(
-    cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
-) -> tuple[int | None, int | None]:
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return None, None
-    lines = _read(meminfo).splitlines()
-    rows = (line.split() for line in lines if line.startswith("MemAvailable"))
-    free = next((int(row[1]) * 1024 for row in rows), None)
+def _memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    total, free = int(memory.total), int(memory.available)
     limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
     if limit.strip().isdigit() and int(limit) < total:  # a container's share
         total = int(limit)
         rows = (line.split() for line in _read(cgroup / "memory.stat").splitlines())
         cached = next((int(row[1]) for row in rows if row[0] == "file"), 0)
         left = total - int(used) + cached if used.strip().isdigit() else total
-        free = left if free is None else min(free, left)
+        free = min(free, left)
     return total, free
 
 

@@ -59,8 +59,8 @@ start of each line. Messages from the launcher itself go to stderr.
   --no-progress S        say where every rank is after S seconds without a call (60)
   --hang-report FILE     also write the report, as JSON or (.html) as a timeline
   --hang-stacks          also print the Python stack of every rank
-  --also PLACES          also send the records to tensorboard, prometheus or
-                         prometheus:PORT
+  --also PLACES          also send the records to tensorboard, prometheus[:PORT], or
+                         by OTLP to the collector otlp[:[ADDRESS:]PORT]
   --role NAME            set ROLE_NAME for the ranks (default)
 
   --standby K            keep K spare processes. When a rank dies, one of them takes its

@@ -2,7 +2,8 @@
 
     --monitor runs/one --also tensorboard --also prometheus:0.0.0.0:9400
 
-In Prometheus, the last part of the folder's name is the name of the job.
+In Prometheus, the last part of the folder's name is the name of the job. `otlp` sends
+the same metrics to an OpenTelemetry collector.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 from distlab.monitor.jsonl import JsonLines
 from distlab.monitor.monitor import Sink
+from distlab.monitor.otlp import OpenTelemetry
 from distlab.monitor.prometheus import Prometheus
 
 PORT = 9400  # Prometheus's own is 9090, and node exporters begin at 9100
-_KNOWN = "tensorboard, prometheus, prometheus:PORT and prometheus:ADDRESS:PORT"
+_PORTS = {"prometheus": PORT, "otlp": 4318}  # 4318: OTLP over HTTP
+_KNOWN = "tensorboard, prometheus, prometheus:[ADDRESS:]PORT, otlp, otlp:[ADDRESS:]PORT"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -39,14 +42,12 @@ def expect_known(also: Sequence[str]) -> None:
         ValueError: a place is unknown, or its port is impossible.
     """
     for name in also:
-        if name.startswith("prometheus"):
+        if name != "tensorboard":
             place(name)
-        elif name != "tensorboard":
-            raise ValueError(f"--also {name}: there are {_KNOWN}")
 
 
 def place(name: str) -> tuple[str, int]:
-    """Return the address and the port in `prometheus`, or the defaults.
+    """Return the address and the port in `prometheus` or `otlp`, or the defaults.
 
     Raises:
         ValueError: the form is wrong, or the port is above 65535.
@@ -54,11 +55,11 @@ def place(name: str) -> tuple[str, int]:
     kind, has_place, where = name.partition(":")
     address, _, port = where.rpartition(":")
     is_port = port.isdecimal() and len(port) <= 5
-    if kind != "prometheus" or (has_place and not is_port):
+    if kind not in _PORTS or (has_place and not is_port):
         raise ValueError(f"--also {name}: there are {_KNOWN}")
     if has_place and int(port) > 65535:
         raise ValueError(f"--also {name}: a port is at most 65535")
-    return address or _LOOPBACK, int(port) if has_place else PORT
+    return address or _LOOPBACK, int(port) if has_place else _PORTS[kind]
 
 
 def open_sinks(
@@ -95,6 +96,11 @@ def _open(name: str, folder: Path, run: Mapping[str, Any]) -> Sink:
     if name.startswith("prometheus"):
         address, port = place(name)
         return Prometheus(port, address=address, run=run)
+    if name == "otlp":  # the SDK's own variables say where
+        return OpenTelemetry(run=run)
+    if name.startswith("otlp"):
+        address, port = place(name)
+        return OpenTelemetry(f"http://{address}:{port}/v1/metrics", run=run)
     from distlab.monitor.tensorboard import TensorBoard
 
     return TensorBoard(folder / "tensorboard")
@@ -106,6 +112,8 @@ def announced(folder: Path, sinks: Sequence[Sink]) -> list[str]:
     for sink in sinks:
         if isinstance(sink, Prometheus):
             lines.append(f"http://{sink.address}:{sink.port}/metrics")
+        elif isinstance(sink, OpenTelemetry) and sink.endpoint:
+            lines.append(f"sent to {sink.endpoint}")
         elif sink.name == "TensorBoard":
             lines.append(f"tensorboard --logdir {folder}/tensorboard")
     return lines

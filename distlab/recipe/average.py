@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class WeightAverage:
@@ -16,6 +17,9 @@ class WeightAverage:
     Buffers, such as the running statistics of batch norm, are those of the model. In
     step t the decay is at most t / (t + 9), so the first weights are soon forgotten. If
     an element becomes inf or nan, it restarts from the current weights.
+
+    The arithmetic is that of torch.optim.swa_utils. We don't use its AveragedModel,
+    because it copies the module, which FSDP2 forbids.
 
     Source: Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging
     (1992); Tarvainen and Valpola (arXiv 1703.01780), section 2, for the exponential
@@ -38,16 +42,17 @@ class WeightAverage:
         """
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
-        for name, parameter in model.named_parameters():
-            if name not in self.weights:
-                raise ValueError(
-                    f"the average has no {name}, which was added to the model later: "
-                    "make a new WeightAverage"
-                )
-            average = self.weights[name]
-            is_lost = ~average.isfinite()
-            average.mul_(decay).add_(parameter, alpha=1 - decay)
-            average.copy_(torch.where(is_lost, parameter, average))
+        own = {n: p.detach() for n, p in model.named_parameters()}
+        if added := next((name for name in own if name not in self.weights), None):
+            raise ValueError(
+                f"the average has no {added}, which was added to the model later: "
+                "make a new WeightAverage"
+            )
+        averages = [self.weights[name] for name in own]
+        lost = [~average.isfinite() for average in averages]
+        get_ema_multi_avg_fn(decay)(averages, [*own.values()], None)
+        for average, weights, is_lost in zip(averages, own.values(), lost, strict=True):
+            average.copy_(torch.where(is_lost, weights, average))
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:

@@ -114,7 +114,7 @@ class Options:
     records: str = _free(
         "", "write all ranks' records to this new folder, for distlab top"
     )
-    also: str = _free("", "also send them to tensorboard, prometheus:PORT, …")
+    also: str = _free("", "also send them to tensorboard, prometheus:PORT, otlp, …")
     profile: str = _free("", "write a profiler trace of each rank to this folder")
     log_every: int = _free(10, "print a line every N steps")
 

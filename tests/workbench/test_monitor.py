@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
 import math
 import os
 import re
+import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +310,81 @@ def test_prometheus_serves_what_its_own_parser_reads() -> None:
     Prometheus(sink.port).close()  # the port was given back
 
 
+@pytest.fixture
+def collector() -> Iterator[tuple[int, list[bytes]]]:
+    """A server for OTLP over HTTP: its port, and the bodies that it has got."""
+    bodies: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/metrics"
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port, bodies
+        server.shutdown()
+        thread.join()
+
+
+def received(body: bytes) -> tuple[str, dict[tuple[str, str | None], float]]:
+    """The name of the service, and the value of each metric, by rank."""
+    service = library("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    (resource,) = service.ExportMetricsServiceRequest.FromString(body).resource_metrics
+    about = {one.key: one.value.string_value for one in resource.resource.attributes}
+    values = {}
+    for metric in resource.scope_metrics[0].metrics:
+        assert not metric.HasField("sum") or metric.sum.is_monotonic
+        for point in (*metric.gauge.data_points, *metric.sum.data_points):
+            labels = {one.key: one.value.string_value for one in point.attributes}
+            value = getattr(point, point.WhichOneof("value"))
+            values[metric.name, labels.get("rank")] = value
+    return about["service.name"], values
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # Python 3.12, of threads
+def test_a_collector_gets_the_figures_by_otlp(
+    collector: tuple[int, list[bytes]], tmp_path: Path
+) -> None:
+    library("opentelemetry.sdk.metrics")
+    library("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    port, bodies = collector
+    sinks = open_sinks(tmp_path / "one", {"world_size": 2}, [f"otlp:{port}"])
+    for sink in sinks:
+        sink.record(RECORD)
+        sink.record(replace(RECORD, rank=1, loss=None))
+        sink.figures(10, {"loss": 0.5, "throughput": 40.0})
+        for number in (2, 2):  # an absolute number: saying it twice counts once
+            sink.figures(10, {"restarts": number, "epoch": 3.0})
+    pid = os.fork()
+    if not pid:  # as a data worker, whose figures are out of date
+        with contextlib.suppress(BaseException):
+            sinks[1].close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert not bodies
+    for sink in sinks:
+        sink.close()
+    (body,) = bodies
+    job, values = received(body)
+    assert job == "one"
+    assert values["distlab_steps", None] == RECORD.num_steps
+    assert values["distlab_restarts", None] == 2
+    assert values["distlab_world_size", None] == 2
+    assert values["distlab_epoch", None] == 3
+    assert values["distlab_loss", None] == 0.5
+    assert values["distlab_rank_step", "1"] == 10
+    assert values["distlab_rank_communication_ratio", "0"] == 0.5
+    assert ("distlab_rank_loss", "1") not in values
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -316,9 +394,12 @@ def test_prometheus_serves_what_its_own_parser_reads() -> None:
         ("prometheus:localhost", None),
         ("prometheus:70000", None),
         ("prometheus2:80", None),
+        ("otlp", ("127.0.0.1", 4318)),
+        ("otlp:collector:4000", ("collector", 4000)),
+        ("otlp:collector", None),
     ],
 )
-def test_where_prometheus_serves(name: str, expected: tuple[str, int] | None) -> None:
+def test_where_metrics_go(name: str, expected: tuple[str, int] | None) -> None:
     if expected:
         assert place(name) == expected
     else:
@@ -338,7 +419,7 @@ def test_a_folder_names_the_job_and_knows_its_restarts(
 
 def test_the_dashboard_shows_what_is_served() -> None:
     library("prometheus_client")
-    from distlab.monitor import prometheus
+    from distlab.monitor import metrics, prometheus
 
     dashboard = json.loads(
         Path(prometheus.__file__).with_name("grafana.json").read_text()
@@ -353,7 +434,7 @@ def test_the_dashboard_shows_what_is_served() -> None:
     sink = prometheus.Prometheus(0)
     try:
         sink.record(RECORD)
-        sink.figures(10, dict.fromkeys(prometheus.OF_RUN, 1.0))
+        sink.figures(10, dict.fromkeys(metrics.OF_RUN, 1.0))
         served = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics").read()
     finally:
         sink.close()
