@@ -68,7 +68,7 @@ def horovod() -> Gaps:
 
 def deepspeed() -> Gaps:
     """DeepSpeed's ZeRO stage 2, in float32."""
-    from distlab.engines.deepspeed_engine import DeepSpeedTrainer
+    from distlab.engines.deepspeed_trainer import DeepSpeedTrainer
 
     model = make_mlp().float()
     trainer = DeepSpeedTrainer(
@@ -79,7 +79,7 @@ def deepspeed() -> Gaps:
 
 def tensorflow() -> Gaps:
     """Keras under MultiWorkerMirroredStrategy, in float32."""
-    from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+    from distlab.engines.tensorflow_trainer import TensorFlowDistributedTrainer
 
     own = make_mlp()
     other = keras_mlp(own)

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks._both_ways import leave, meet
 from distlab.engines.config import DistributedConfig
 from distlab.engines.samples import epoch_plan
-from distlab.engines.torch_engine import Torch
+from distlab.engines.torch_strategy import Torch
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
 
@@ -22,7 +22,7 @@ def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[floa
     """Seconds of epochs with messages, and of those without, on this rank."""
     meet(context, folder)
     config = DistributedConfig(num_gpus=context.world_size)
-    parallel = Torch(config, make_convnet(), lambda p: torch.optim.SGD(p, lr=0.01))
+    strategy = Torch(config, make_convnet(), lambda p: torch.optim.SGD(p, lr=0.01))
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(NUM_SAMPLES, 1, 28, 28, generator=generator)
     targets = torch.arange(NUM_SAMPLES) % 10
@@ -39,15 +39,15 @@ def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[floa
         began = time.perf_counter()
         for micro in plan:
             own = list(micro.indices)
-            with parallel.no_sync() if is_silent else contextlib.nullcontext():
-                outputs = parallel.forward(images[own].to(parallel.device))
+            with strategy.no_sync() if is_silent else contextlib.nullcontext():
+                outputs = strategy.forward(images[own].to(strategy.device))
                 loss = nn.functional.cross_entropy(
-                    outputs, targets[own].to(parallel.device)
+                    outputs, targets[own].to(strategy.device)
                 )
-                parallel.backward(loss)
-            parallel.optimizer.step()
-            parallel.optimizer.zero_grad()
+                strategy.backward(loss)
+            strategy.optimizer.step()
+            strategy.optimizer.zero_grad()
         found[is_silent].append(time.perf_counter() - began)
-    parallel.close()
+    strategy.close()
     leave()
     return [times[1:] for times in found]

@@ -29,7 +29,7 @@ from distlab.cli.screen import stopped, warn
 from distlab.cli.script_args import ScriptCommand
 from distlab.cli.sim_verbs import scale, sim
 from distlab.cli.top import top
-from distlab.cli.train_verb import train
+from distlab.cli.train_verb import TrainCommand, train
 from distlab.grading.verdict import HARNESS, USAGE
 
 P = ParamSpec("P")
@@ -258,7 +258,7 @@ def demo(
 verb(panel=MORE)(ddp)
 verb(panel=MORE)(data)
 verb(panel=MORE)(top)
-verb(panel=SCRIPTS)(train)
+verb(panel=SCRIPTS, cls=TrainCommand)(train)
 verb(panel=MORE)(chaos)
 verb(panel=SCRIPTS, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+BACKENDS = "one of the table in distlab.engines"  # the help says which
 
 Script = Annotated[Path, typer.Option("--script", help="The training script to run.")]
 Backend = Annotated[
     str,
-    typer.Option(
-        help="Engine to train with: pytorch-ddp, fsdp2, scratch, ray, horovod, "
-        "deepspeed or tensorflow."
-    ),
+    typer.Option(help=f"Engine to train with: {BACKENDS}."),
 ]
 NumGpus = Annotated[int | None, typer.Option(help="Total number of ranks.")]
 NumNodes = Annotated[
@@ -52,6 +52,21 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(help="Arguments for the script. Put them after --."),
 ]
+
+
+class TrainCommand(TyperCommand):
+    """Fills in the names of the engines, which take torch to be imported."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with the names that the table of strategies has."""
+        from distlab.engines.strategies import strategy_names
+
+        named = ", ".join(strategy_names())
+        for option in self.params:
+            said = getattr(option, "help", None) or ""
+            if BACKENDS in said:
+                vars(option)["help"] = said.replace(BACKENDS, named)
+        super().format_help(ctx, formatter)
 
 
 def train(

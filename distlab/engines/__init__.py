@@ -4,8 +4,8 @@ config        DistributedConfig: a training's settings, checked before it starts
 expect        checks of its fields
 trainer       PyTorchDDPTrainer: the training in an ordinary script
 worker        the training of one rank, the same on every engine
-parallel      the interface of an engine; torch_engine, scratch
-opening       opens the engine that a job names
+strategy      the interface of an engine: one rank of a training
+strategies    the table of engines; *_strategy.py registers each, with its facts
 samples       which rank trains on which samples
 loaders       rebuilds the caller's DataLoader on every rank
 losses        finds the divisor of a loss
@@ -18,20 +18,20 @@ tuner         DistributedTuner; tuning records its trials, search draws and deci
 trial         one trial; trial_processes runs them here, ray_tune on Ray Tune
 
 deepspeed_config  reads DeepSpeed's own configuration into ours
-ray_engine    starts the ranks on Ray, which is imported on first use; ray_trainer
-horovod_engine, deepspeed_engine: the same for these; *_parallel: their ranks
-tensorflow_engine, tensorflow_parallel: the same for a Keras model and tf.data
-tensorflow_start, tensorflow_rank, keras_model: how its ranks meet, what we send them
+*_trainer     trainers under the names that users arrive with
+outside       imports what you install separately
+tensorflow_start, tensorflow_rank, keras_model: how TensorFlow's ranks meet, what we
+send them
 """
 
 from distlab.engines.config import DistributedConfig
-from distlab.engines.deepspeed_engine import DeepSpeedTrainer
+from distlab.engines.deepspeed_trainer import DeepSpeedTrainer
 from distlab.engines.expect import EngineError
 from distlab.engines.history import EpochRow, History
 from distlab.engines.horovod_trainer import HorovodTrainer
 from distlab.engines.ray_trainer import RayTrainer
 from distlab.engines.search import Asha, choice, loguniform, uniform
-from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+from distlab.engines.tensorflow_trainer import TensorFlowDistributedTrainer
 from distlab.engines.trainer import PyTorchDDPTrainer
 from distlab.engines.tuner import DistributedTuner
 

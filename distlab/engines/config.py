@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,13 @@ from distlab.engines.expect import (
     expect_number,
     expect_path,
 )
+from distlab.engines.strategies import (
+    find_strategy,
+    implied_strategy,
+    ranks_of_job,
+)
 from distlab.monitor.sinks import expect_known
 
-Backend = Literal[
-    "pytorch-ddp", "fsdp2", "scratch", "ray", "horovod", "deepspeed", "tensorflow"
-]
-BACKENDS: tuple[str, ...] = get_args(Backend)
-CORE = ("pytorch-ddp", "fsdp2", "scratch")
 BACKEND_VARIABLE = "DISTLAB_ENGINE"  # `distlab train --backend` sets it for a script
 ABSENT = {
     "mpi": "there is no MPI backend: choose gloo or nccl",
@@ -54,8 +54,8 @@ class DistributedConfig:
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = ""
-    """"": deepspeed with a deepspeed_config; fsdp2 with zero_stage 2 or 3; else
-    pytorch-ddp."""
+    """The strategy, as strategies.py lists them. "" means the one that other fields
+    imply (deepspeed_config: deepspeed, zero_stage 2 or 3: fsdp2), else pytorch-ddp."""
     batch_size: int | None = None
     """Samples per microbatch on each rank; None means the loader's batch size."""
     epochs: int = 1
@@ -142,7 +142,7 @@ class DistributedConfig:
         """Return `zero_stage`, or the backend's own default."""
         if self.zero_stage is not None:
             return self.zero_stage
-        return 3 if self.backend == "fsdp2" else 0
+        return find_strategy(self.backend).default_stage
 
     @property
     def scale_of_rate(self) -> float:
@@ -166,9 +166,7 @@ class DistributedConfig:
                 object.__setattr__(self, field.name, value.item())
         self._settle_deepspeed()
         implied = {
-            "backend": self.backend
-            or ("deepspeed" if self.deepspeed_config is not None else "")
-            or ("fsdp2" if self.zero_stage in (2, 3) else CORE[0]),
+            "backend": self.backend or implied_strategy(self),
             "tensorboard": _or(self.tensorboard, self.tensorboard_dir is not None),
             "mlflow_tracking": _or(
                 self.mlflow_tracking, self.mlflow_experiment is not None
@@ -253,7 +251,7 @@ class DistributedConfig:
     def _expect_choices(self) -> None:
         if self.backend in ABSENT:
             raise EngineError(ABSENT[self.backend])
-        expect_among("backend", self.backend, BACKENDS)
+        find_strategy(self.backend)
         wire = self.communication_backend
         if wire in ABSENT:
             raise EngineError(ABSENT[wire])
@@ -268,13 +266,7 @@ class DistributedConfig:
         expect_among("zero_stage", self.zero_stage, (None, 0, 1, 2, 3))
 
     def _expect_backend_fits(self) -> None:
-        name = self.backend
-        _expect_stage(self)
-        if self.compression not in COMPRESSIONS.get(name, ("none",)):
-            known = ", ".join(COMPRESSIONS.get(name, ("none",)))
-            raise EngineError(
-                f"compression is {self.compression!r}; backend {name} has {known}"
-            )
+        find_strategy(self.backend).expect_fits(self)
         if self.compression == "powersgd" and self.precision == "fp16":
             raise EngineError(
                 "compression powersgd doesn't work with mixed_precision fp16, because "
@@ -282,49 +274,6 @@ class DistributedConfig:
             )
         if self.compression == "bf16" and self.communication_backend == "gloo":
             raise EngineError("compression bf16 needs nccl: gloo cannot sum bfloat16")
-        if self.find_unused_parameters and name not in ("pytorch-ddp", "scratch"):
-            raise EngineError(
-                "find_unused_parameters is for pytorch-ddp and scratch; "
-                f"backend is {name}"
-            )
-        if name == "scratch" and self.communication_backend == "nccl":
-            raise EngineError("backend scratch runs on gloo, not on nccl")
-        if name == "deepspeed":
-            self._expect_deepspeed_fits()
-        elif self.deepspeed_config is not None:
-            raise EngineError(f"deepspeed_config is given, but backend is {name}")
-        if name == "horovod" and self.communication_backend == "nccl":
-            raise EngineError(
-                "backend horovod sends as it was built: leave communication_backend out"
-            )
-
-        if name == "tensorflow":
-            self._expect_tensorflow_fits()
-
-    def _expect_tensorflow_fits(self) -> None:
-        if self.precision is not None:
-            raise EngineError(
-                "backend tensorflow takes the precision from the model: leave "
-                "mixed_precision out, give its layers the policy mixed_bfloat16"
-            )
-        if self.communication_backend == "gloo":
-            raise EngineError(
-                "backend tensorflow has no gloo: leave communication_backend out"
-            )
-        if self.profile_dir is not None:
-            raise EngineError(
-                "profile_dir is for torch's profiler, which sees nothing of "
-                "TensorFlow's work: leave it out"
-            )
-
-    def _expect_deepspeed_fits(self) -> None:
-        if self.precision == "fp16":
-            raise EngineError("backend deepspeed has mixed_precision bf16, not fp16")
-        if self.checkpoint_dir is not None or self.resume_from_checkpoint:
-            raise EngineError(
-                "backend deepspeed saves no checkpoints here: leave checkpoint_dir and "
-                "resume_from_checkpoint out, or choose fsdp2"
-            )
 
     def _expect_places(self) -> None:
         for name in FOLDERS:
@@ -404,17 +353,6 @@ ELSEWHERE = {
     "max_steps": "fit(max_steps=…)",
 }
 """Maps other libraries' names to our fields and the trainers' arguments."""
-COMPRESSIONS = {
-    "pytorch-ddp": ("none", "fp16", "bf16", "powersgd"),
-    "ray": ("none", "fp16", "bf16", "powersgd"),
-    "horovod": ("none", "fp16"),
-}
-STAGES: dict[str, tuple[int, ...]] = {
-    "pytorch-ddp": (0, 1),
-    "ray": (0, 1),
-    "fsdp2": (2, 3),
-    "deepspeed": (0, 1, 2, 3),
-}
 
 
 def config_from(values: Mapping[str, Any]) -> DistributedConfig:
@@ -453,28 +391,5 @@ def with_world_size(config: DistributedConfig, world_size: int) -> DistributedCo
     return replace(config, num_gpus=world_size, num_nodes=1, gpus_per_node=None)
 
 
-def ranks_of_job(otherwise: int) -> int:
-    """Return the number of ranks in the job whose launcher started this process."""
-    names = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE"
-    return int(next((os.environ[n] for n in names if n in os.environ), otherwise))
-
-
 def _or(given: bool | None, otherwise: bool) -> bool:
     return otherwise if given is None else given
-
-
-def _expect_stage(config: DistributedConfig) -> None:
-    name, stage = config.backend, config.zero_stage
-    known = STAGES.get(name, (0,))
-    if stage is not None and stage not in known:
-        other = next((b for b in CORE if stage in STAGES.get(b, ())), CORE[0])
-        raise EngineError(
-            f"zero_stage is {stage}, but backend is {name}: choose {other}"
-        )
-    offloads = config.offload_params or config.offload_optimizer
-    if offloads and name != "fsdp2":
-        raise EngineError(f"offloading needs backend fsdp2; backend is {name}")
-    if name == "fsdp2" and config.offload_optimizer and not config.offload_params:
-        raise EngineError(
-            "offload_optimizer without offload_params: fsdp2 offloads both or neither"
-        )

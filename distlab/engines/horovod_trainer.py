@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.engines.horovod_engine import start_with_horovodrun
-from distlab.engines.horovod_parallel import HOW
+from distlab.engines.horovod_strategy import HOW, start_with_horovodrun
 from distlab.engines.outside import engine
 from distlab.engines.trainer import Trainer
 

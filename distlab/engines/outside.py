@@ -8,17 +8,20 @@ from typing import Any
 from distlab.engines.expect import EngineError
 
 
-def engine(module: str, extra: str, how: str = "") -> Any:
-    """Import the engine's module.
+def engine(module: str, name: str, install: str = "") -> Any:
+    """Import a module that the backend `name` needs.
 
     Raises:
-        EngineError: the engine isn't installed; the message says how to get it.
+        EngineError: it isn't installed; the message says how to get it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         missing = getattr(error, "name", None) or module
-        raise EngineError(
-            f"backend {extra} needs {missing}, which is not installed: "
-            + (how or f"pip install -e '.[{extra}]'")
-        ) from error
+        raise not_installed(missing, name, install) from error
+
+
+def not_installed(module: str, name: str, install: str = "") -> EngineError:
+    """Return the error for a module that the backend `name` needs and doesn't have."""
+    how = install or f"pip install -e '.[{name}]'"
+    return EngineError(f"backend {name} needs {module}, which is not installed: {how}")

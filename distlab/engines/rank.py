@@ -8,18 +8,11 @@ FOLDER contains everything that a rank needs to know.
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import sys
 from pathlib import Path
 
 JOB, OUTCOME = "job.pickle", "outcome.pickle"
-VARIABLES = ("RANK", "SLURM_PROCID", "HOROVOD_RANK")  # of launchers
-
-
-def number() -> int:
-    """Return the rank that a launcher has set for this process, or 0 without one."""
-    return int(next((os.environ[v] for v in VARIABLES if v in os.environ), "0"))
 
 
 def error_file(folder: Path, rank: int) -> Path:
@@ -30,11 +23,12 @@ def error_file(folder: Path, rank: int) -> Path:
 def main(folder: Path) -> int:
     """Train the job in `folder` as the rank that the environment names."""
     from distlab.engines import job
+    from distlab.engines.strategies import rank_of_launcher
     from distlab.engines.worker import train
 
     # Where a rank hangs: kill -USR1 writes every thread's stack into its log.
     faulthandler.register(signal.SIGUSR1)
-    rank = number()
+    rank = rank_of_launcher()
     try:
         outcome = train(job.read(folder / JOB))
     except Exception as error:

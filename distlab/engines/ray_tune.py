@@ -26,7 +26,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from distlab.engines import trial as trials
 from distlab.engines.expect import EngineError
 from distlab.engines.outside import engine
-from distlab.engines.ray_engine import joined, said
+from distlab.engines.ray_strategy import joined, said
 from distlab.engines.search import Asha
 from distlab.engines.tuning import DONE, FAILED, STOPPED, Tuning
 

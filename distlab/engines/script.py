@@ -11,6 +11,7 @@ the job, with the backend that the command line names.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -22,14 +23,13 @@ from pathlib import Path
 import torch
 
 from distlab.cost import SECONDS_AN_HOUR
-from distlab.engines import tensorflow_rank
 from distlab.engines.config import BACKEND_VARIABLE, DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.start import expect_gpus, is_rank, run_here
-from distlab.engines.tensorflow_start import tensorflow
+from distlab.engines.start import expect_gpus, run_here
+from distlab.engines.strategies import Entry, find_strategy, is_rank, strategies
 from distlab.launch import launch_distributed_training
 
-OUTSIDE = ("ray", "horovod")  # they start the ranks themselves
+ANY = "any"  # a rank's communication backend if you name none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,37 +57,42 @@ def run_script(
     """
     if not script.is_file():
         raise EngineError(f"the script {script} is not there")
-    if address is not None and config.backend != "ray":
-        raise EngineError(f"an address is for backend ray; backend is {config.backend}")
+    entry = find_strategy(config.backend)
+    if address is not None and "address" not in entry.takes:
+        able = " or ".join(one.name for one in strategies() if "address" in one.takes)
+        raise EngineError(f"an address is for backend {able}; backend is {entry.name}")
     with _named_backend(config.backend):
-        if config.backend == "tensorflow":
-            tensorflow()  # refused here, in one line, not by each rank
+        entry.expect_installed()  # refused here, in one line, not by each rank
         if is_rank():
-            if config.backend == "tensorflow":
-                return tensorflow_rank.main(
-                    config.communication_backend, script, arguments
-                )
-            return run_here(script, arguments)
-        if config.backend in OUTSIDE and config.max_cost is not None:
+            return _run_as_rank(entry, config, script, arguments)
+        if entry.run_script is None:
+            expect_gpus(config)
+            with capped(config) as cap:
+                place = meeting or NodeMeeting()
+                code = _launch(entry, script, arguments, config, place, log_dir)
+            return 1 if cap.is_reached else code
+        if config.max_cost is not None:
             raise EngineError(
                 f"distlab train cannot end the ranks of {config.backend} at max_cost: "
                 "give it to the trainer in the script"
             )
-        if config.backend == "ray":
-            from distlab.engines.ray_engine import run_script_on_ray
+        return entry.run_script(
+            script, arguments, config, log_dir=log_dir, address=address
+        )
 
-            return run_script_on_ray(script, arguments, config, address)
-        if config.backend == "horovod":
-            from distlab.engines.horovod_engine import run_script_on_horovod
 
-            return run_script_on_horovod(script, arguments, config, log_dir or Path())
-        expect_gpus(config)
-        with capped(config) as cap:
-            code = _launch(script, arguments, config, meeting or NodeMeeting(), log_dir)
-        return 1 if cap.is_reached else code
+def _run_as_rank(
+    entry: Entry, config: DistributedConfig, script: Path, arguments: Sequence[str]
+) -> int:
+    if not entry.script_runner:
+        return run_here(script, arguments)
+    runner = importlib.import_module(entry.script_runner)
+    code: int = runner.main(config.communication_backend or ANY, script, arguments)
+    return code
 
 
 def _launch(
+    entry: Entry,
     script: Path,
     arguments: Sequence[str],
     config: DistributedConfig,
@@ -95,10 +100,9 @@ def _launch(
     log_dir: Path | None,
 ) -> int:
     program, given = script, [*arguments]
-    if config.backend == "tensorflow":
-        wire = config.communication_backend or tensorflow_rank.ANY
-        program = Path(tensorflow_rank.__file__)
-        given = [wire, str(script), *arguments]
+    if entry.script_runner:
+        program = Path(str(importlib.import_module(entry.script_runner).__file__))
+        given = [config.communication_backend or ANY, str(script), *arguments]
     nodes: dict[str, object] = {}
     if config.num_nodes > 1:
         nodes = {"nnodes": config.num_nodes, **vars(meeting)}

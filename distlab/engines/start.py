@@ -13,7 +13,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,11 +23,9 @@ from distlab.engines import rank as ranks
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.job import Job, Outcome
+from distlab.engines.strategies import Starter, is_rank
 from distlab.engines.worker import train
 from distlab.launch import LaunchError, launch_distributed_training, rank_environment
-
-Starter = Callable[[Path, DistributedConfig], int]
-"""Runs rank.py with a folder on all ranks, and returns the exit code."""
 
 
 def run(job: Job, starter: Starter | None = None) -> Outcome:
@@ -61,15 +59,6 @@ def run_here(script: Path, arguments: Sequence[str]) -> int:
     with job_of_launcher():
         runpy.run_path(str(script), run_name="__main__")
     return 0
-
-
-def is_rank() -> bool:
-    """Return True if a launcher has started this process as one rank of several."""
-    variables = os.environ
-    is_started = "RANK" in variables or "HOROVOD_RANK" in variables
-    # In a batch script without srun, SLURM_PROCID is 0 and there is no step's node.
-    is_srun = int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    return is_started or is_srun
 
 
 @contextlib.contextmanager

@@ -19,14 +19,12 @@ from distlab.engines.expect import EngineError
 from distlab.engines.start import job_of_launcher, run_here
 from distlab.engines.tensorflow_start import open_strategy
 
-ANY = "any"  # in place of nccl: TensorFlow chooses
 
-
-def main(wire: str | None, script: Path, arguments: Sequence[str]) -> int:
+def main(wire: str, script: Path, arguments: Sequence[str]) -> int:
     """Run `script` as the rank that the environment names; return the exit code."""
     with job_of_launcher():
         try:
-            open_strategy(None if wire == ANY else wire)
+            open_strategy("nccl" if wire == "nccl" else None)
         except EngineError as error:
             print(f"distlab train: {error}", file=sys.stderr)
             return 1

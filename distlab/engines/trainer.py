@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.engines.config import BACKENDS, CORE, FOLDERS, config_from
+from distlab.engines.config import FOLDERS, config_from
 from distlab.engines.deepspeed_config import optimizer_in, scheduler_in
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
@@ -32,7 +32,6 @@ from distlab.engines.optimizers import (
     is_scheduled,
     names_of,
 )
-from distlab.engines.rank import number
 from distlab.engines.records import TrackedRun
 from distlab.engines.schedules import (
     expect_interval,
@@ -40,10 +39,15 @@ from distlab.engines.schedules import (
     give_back,
     is_scheduler,
 )
-from distlab.engines.start import Starter, is_rank, run
-
-TRAINS_LOSS = ("pytorch-ddp", "scratch", "ray")  # backends that don't shard gradients
-KEEPS_OPTIMIZER = (*CORE, "ray")  # backends with torch's own optimizer state_dict
+from distlab.engines.start import run
+from distlab.engines.strategies import (
+    Starter,
+    find_strategy,
+    is_rank,
+    rank_of_launcher,
+    strategies,
+    strategy_names,
+)
 
 
 class Trainer:
@@ -65,7 +69,8 @@ class Trainer:
         EngineError: a field is misspelt or invalid, or contradicts another.
     """
 
-    backends: tuple[str, ...] = tuple(b for b in BACKENDS if b != "tensorflow")
+    backends: tuple[str, ...] = ()
+    """The strategies that it runs on; () means all that train torch modules."""
     starter: Starter | None = None
     address: str | None = None
     """The address of a Ray cluster."""
@@ -90,8 +95,9 @@ class Trainer:
         if "backend" not in config and len(self.backends) == 1:
             config["backend"] = self.backends[0]
         self.config = config_from(config)
-        if self.config.backend not in self.backends:
-            known = ", ".join(self.backends)
+        able = self.backends or strategy_names("torch")
+        if self.config.backend not in able:
+            known = ", ".join(able)
             raise EngineError(
                 f"{type(self).__name__} has backends {known}, not {self.config.backend}"
             )
@@ -218,11 +224,9 @@ class Trainer:
             raise EngineError(
                 "no parameter of the model has requires_grad, so nothing would learn"
             )
-        if (
-            any(p.requires_grad for p in of_loss)
-            and self.config.backend not in TRAINS_LOSS
-        ):
-            known = ", ".join(TRAINS_LOSS)
+        entry = find_strategy(self.config.backend)
+        if any(p.requires_grad for p in of_loss) and not entry.trains_loss:
+            known = ", ".join(one.name for one in strategies() if one.trains_loss)
             raise EngineError(
                 f"the loss has parameters, but backend {self.config.backend} does not "
                 f"train them: choose {known}"
@@ -238,16 +242,11 @@ class Trainer:
             )
 
     def _run(self, job: Job) -> Outcome:
-        starter = self.starter
-        if job.config.backend == "ray" and not is_rank():
-            from distlab.engines.ray_engine import train_on_ray
-
-            return train_on_ray(job, self.address)
-        if job.config.backend == "horovod" and starter is None:
-            from distlab.engines.horovod_engine import start_with_horovodrun
-
-            starter = start_with_horovodrun
-        return self.runs_jobs_with(job, starter)
+        entry = find_strategy(job.config.backend)
+        if entry.train is not None and not is_rank():
+            outcome: Outcome = entry.train(job, self.address)
+            return outcome
+        return self.runs_jobs_with(job, self.starter or entry.start_ranks)
 
     def _loading(self, given: Any, batch_size: int | None, what: str) -> Loading:
         return read_loader(given, batch_size, what)
@@ -295,14 +294,14 @@ class Trainer:
             config=_absolute(config),
             max_steps=max_steps,
             verbose=self.verbose,
-            keeps_optimizer=has_own and config.backend in KEEPS_OPTIMIZER,
+            keeps_optimizer=has_own and find_strategy(config.backend).keeps_optimizer,
         )
 
 
 class PyTorchDDPTrainer(Trainer):
     """Trains with torch's DDP, or with another `backend` for torch modules.
 
-    The other backends are fsdp2, scratch, ray, horovod and deepspeed.
+    strategies.py has their table.
 
     Example: see the module.
     """
@@ -327,4 +326,4 @@ def _absolute(config: Any) -> Any:
 
 
 def _is_other_rank() -> bool:
-    return is_rank() and number() != 0
+    return is_rank() and rank_of_launcher() != 0

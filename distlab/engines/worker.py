@@ -27,12 +27,12 @@ from distlab.engines.expect import EngineError, expect_float32
 from distlab.engines.history import EpochRow, History
 from distlab.engines.job import Job, Outcome
 from distlab.engines.loaders import DrawnOrder, Loading, set_epoch
-from distlab.engines.opening import open_parallel
-from distlab.engines.parallel import Parallel
 from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.records import Records
 from distlab.engines.samples import Microbatch, epoch_order, epoch_plan
 from distlab.engines.schedules import Schedule
+from distlab.engines.strategies import find_strategy
+from distlab.engines.strategy import Strategy
 from distlab.monitor import StepRecord
 from distlab.monitor.meter import gpu_utilization, peak_memory_bytes
 from distlab.monitor.profile import StepProfiler
@@ -40,7 +40,7 @@ from distlab.monitor.profile import StepProfiler
 IN_AN_EPOCH = ("max_steps", "max_cost")  # these end a training within an epoch
 
 
-def train(job: Job, parallel: Parallel | None = None) -> Outcome:
+def train(job: Job, strategy: Strategy | None = None) -> Outcome:
     """Train `job` as this process's rank, which its environment names; collective.
 
     Raises:
@@ -49,29 +49,31 @@ def train(job: Job, parallel: Parallel | None = None) -> Outcome:
     if job.config.precision:
         expect_float32("mixed_precision", job.model)
     job = job.with_copy()
-    parallel = parallel or open_parallel(job)
+    if strategy is None:
+        factory = find_strategy(job.config.backend).factory
+        strategy = factory(job.config, job.model, job.optimizer)
     try:
-        fitting = with_world_size(job.config, parallel.world_size)
-        parallel.take_loss(job.loss)
-        records = Records(replace(job, config=fitting), parallel.rank)
+        fitting = with_world_size(job.config, strategy.world_size)
+        strategy.take_loss(job.loss)
+        records = Records(replace(job, config=fitting), strategy.rank)
         with contextlib.closing(records), random_numbers_kept():
-            loop = TrainingLoop(replace(job, config=fitting), parallel, records)
+            loop = TrainingLoop(replace(job, config=fitting), strategy, records)
             try:
                 return loop.run()
             finally:
                 if loop.profiler:
                     loop.profiler.close()
     finally:
-        parallel.close()
+        strategy.close()
 
 
 class TrainingLoop:
     """Loops over the epochs and steps of one rank."""
 
-    def __init__(self, job: Job, parallel: Parallel, records: Records) -> None:
-        self.job, self.parallel, self.records = job, parallel, records
+    def __init__(self, job: Job, strategy: Strategy, records: Records) -> None:
+        self.job, self.strategy, self.records = job, strategy, records
         self.config: DistributedConfig = job.config
-        self.rates = rates_of(parallel.rates(), self.config.learning_rate)
+        self.rates = rates_of(strategy.rates(), self.config.learning_rate)
         self.schedule = self._make_schedule()
         self.orders: dict[int, DrawnOrder] = {}
         self.rows: list[EpochRow] = []
@@ -109,13 +111,13 @@ class TrainingLoop:
             stopped_by=self.stopped_by,
             cost=self._cost(),
         )
-        parallel = self.parallel
+        strategy = self.strategy
         return Outcome(
             history=history,
-            weights=parallel.weights(),
-            loss_weights=parallel.loss_weights(),
+            weights=strategy.weights(),
+            loss_weights=strategy.loss_weights(),
             optimizer_state=(
-                parallel.optimizer_state() if self.job.keeps_optimizer else None
+                strategy.optimizer_state() if self.job.keeps_optimizer else None
             ),
             schedule=self._schedule_state(),
         )
@@ -130,13 +132,13 @@ class TrainingLoop:
             raise EngineError(
                 f"profile_dir {folder} cannot be created: {error.strerror}"
             ) from error
-        parallel = self.parallel
-        self.profiler = StepProfiler(folder, parallel.rank, parallel.device)
+        strategy = self.strategy
+        self.profiler = StepProfiler(folder, strategy.rank, strategy.device)
 
     # ── an epoch ────────────────────────────────────────────────────────────────────
 
     def _epoch(self, number: int) -> None:
-        seed_all(seed_of(self.config.seed, number, self.parallel.rank))
+        seed_all(seed_of(self.config.seed, number, self.strategy.rank))
         first, began = len(self.losses), time.perf_counter()
         plan = self._plan(self.job.train, epoch=number, training=True)
         self._train(plan)
@@ -165,25 +167,25 @@ class TrainingLoop:
 
     def _train(self, plan: list[Microbatch]) -> None:
         """Run the steps of an epoch, until something ends the training."""
-        parallel = self.parallel
-        parallel.set_training(True)
+        strategy = self.strategy
+        strategy.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
         sums: list[Tensor] = []  # this rank's part of the losses since the last record
         began = time.perf_counter()
-        part = torch.zeros((), dtype=torch.double, device=parallel.device)
-        batches = self._timed(parallel.batches(self.job.train, plan))
+        part = torch.zeros((), dtype=torch.double, device=strategy.device)
+        batches = self._timed(strategy.batches(self.job.train, plan))
         for micro, batch in zip(plan, batches, strict=True):
             self.num_own += micro.num_samples
-            part += parallel.learn(self.job.loss, batch, micro)
+            part += strategy.learn(self.job.loss, batch, micro)
             if not micro.ends_step:
                 continue
             self.rate = self._set_rate(per_epoch)
-            self.grad_norm = parallel.step()
+            self.grad_norm = strategy.step()
             self.num_steps += 1
             self._step_schedule("step")
             if self.profiler:
                 self.profiler.end_step()
-            sums.append(part * parallel.factor)
+            sums.append(part * strategy.factor)
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
             if is_last or len(sums) == self.config.log_every_n_steps:
@@ -203,14 +205,14 @@ class TrainingLoop:
         if self.num_steps < warmup:
             scale *= (self.num_steps + 1) / warmup
         rates = [rate * scale for rate in self.rates]
-        self.parallel.set_rate(rates)
+        self.strategy.set_rate(rates)
         return rates[0]
 
     def _make_schedule(self) -> Schedule | None:
         job = self.job
         if job.scheduler is None:
             return None
-        optimizer, interval = self.parallel.optimizer, job.scheduler_interval
+        optimizer, interval = self.strategy.optimizer, job.scheduler_interval
         schedule = Schedule(job.scheduler, optimizer, self.rates, interval)
         self.rates = schedule.rates
         return schedule
@@ -225,11 +227,11 @@ class TrainingLoop:
     def _record(self, sums: list[Tensor], began: float) -> float:
         """Sum the losses of these steps over the ranks; return the current time."""
         now = time.perf_counter()
-        parallel = self.parallel
+        strategy = self.strategy
         own = torch.stack(sums)
         seconds = torch.tensor([now - began], dtype=torch.double, device=own.device)
-        world = parallel.world_size
-        *losses, spent = (parallel.sum(torch.cat([own, seconds])) / world).tolist()
+        world = strategy.world_size
+        *losses, spent = (strategy.sum(torch.cat([own, seconds])) / world).tolist()
         self.losses += losses
         self.spent_s += spent
         if self.config.monitor_dir is not None:
@@ -267,13 +269,13 @@ class TrainingLoop:
 
         Collective.
         """
-        parallel = self.parallel
+        strategy = self.strategy
         rows = torch.zeros(
-            parallel.world_size, 4, dtype=torch.double, device=parallel.device
+            strategy.world_size, 4, dtype=torch.double, device=strategy.device
         )
-        memory = float(peak_memory_bytes(parallel.device))
+        memory = float(peak_memory_bytes(strategy.device))
         own = [seconds, self.data_wait_s, self.num_own, memory]
-        rows[parallel.rank] = torch.tensor(own, dtype=torch.double)
+        rows[strategy.rank] = torch.tensor(own, dtype=torch.double)
         self.data_wait_s, self.num_own = 0.0, 0
         return [
             StepRecord(
@@ -290,10 +292,10 @@ class TrainingLoop:
                 learning_rate=self.rate,
                 grad_norm=self.grad_norm,
                 memory_bytes=int(num_bytes),
-                gpu_utilization=gpu_utilization(parallel.device),
+                gpu_utilization=gpu_utilization(strategy.device),
             )
             for rank, (spent_s, wait_s, num_samples, num_bytes) in enumerate(
-                parallel.sum(rows).tolist()
+                strategy.sum(rows).tolist()
             )
         ]
 
@@ -312,12 +314,12 @@ class TrainingLoop:
         """Return mean loss and accuracy over all samples; None if there are none."""
         if self.job.val is None:
             return None, None
-        self.parallel.set_training(False)
+        self.strategy.set_training(False)
         plan = self._plan(self.job.val, epoch=epoch, training=False)
-        sums = torch.zeros(4, dtype=torch.double, device=self.parallel.device)
-        batches = self.parallel.batches(self.job.val, plan)
+        sums = torch.zeros(4, dtype=torch.double, device=self.strategy.device)
+        batches = self.strategy.batches(self.job.val, plan)
         for micro, batch in zip(plan, batches, strict=True):
-            judged = self.parallel.judge(self.job.loss, batch)
+            judged = self.strategy.judge(self.job.loss, batch)
             if not micro.num_samples:
                 continue
             count = micro.num_samples if judged.count is None else judged.count
@@ -325,7 +327,7 @@ class TrainingLoop:
             sums[1] += count
             sums[2] += judged.num_right
             sums[3] += judged.num_judged
-        total, num, right, num_judged = self.parallel.sum(sums).tolist()
+        total, num, right, num_judged = self.strategy.sum(sums).tolist()
         mean = total / num if num else float("nan")
         return mean, right / num_judged if num_judged else None
 
@@ -345,9 +347,9 @@ class TrainingLoop:
         if folder is None:
             return
         try:
-            state = self.parallel.settings(), self._schedule_state()
+            state = self.strategy.settings(), self._schedule_state()
             saving.expect_loadable(state)
-            if self.parallel.rank == 0:
+            if self.strategy.rank == 0:
                 saving.expect_folder(Path(folder))
         except EngineError as found:
             error = found
@@ -373,12 +375,12 @@ class TrainingLoop:
         is_last = bool(self.stopped_by) or number == config.epochs
         if number % config.checkpoint_frequency and not is_last:
             return
-        parallel = self.parallel
+        strategy = self.strategy
         state = {
-            "weights": parallel.weights(),
-            "optimizer": parallel.optimizer_state(),
-            "loss": parallel.loss_weights(),
-            "scaler": parallel.scaler.state_dict() if parallel.scaler else {},
+            "weights": strategy.weights(),
+            "optimizer": strategy.optimizer_state(),
+            "loss": strategy.loss_weights(),
+            "scaler": strategy.scaler.state_dict() if strategy.scaler else {},
             "schedule": self._schedule_state(),
             "rows": [asdict(row) for row in self.rows],
             "losses": self.losses,
@@ -388,7 +390,7 @@ class TrainingLoop:
             "scaler_init_scale": config.scaler_init_scale,
         }
         error: EngineError | None = None
-        if parallel.rank == 0:
+        if strategy.rank == 0:
             try:
                 saving.save(Path(config.checkpoint_dir), number, state)
             except EngineError as found:
@@ -412,13 +414,13 @@ class TrainingLoop:
             return
         for line in state.get("passed_over", ()):
             self.records.warn(f"skipped a checkpoint: {line}")
-        parallel = self.parallel
-        parallel.expect_fits(state)
+        strategy = self.strategy
+        strategy.expect_fits(state)
         try:
-            parallel.load(state["weights"], state["optimizer"])
-            parallel.load_loss(state.get("loss", {}))
-            if parallel.scaler and state["scaler"]:
-                parallel.load_scaler(state["scaler"])
+            strategy.load(state["weights"], state["optimizer"])
+            strategy.load_loss(state.get("loss", {}))
+            if strategy.scaler and state["scaler"]:
+                strategy.load_scaler(state["scaler"])
             if self.schedule:
                 self.rates = self.schedule.load(state["schedule"])
             self.rows = [EpochRow(**row) for row in state["rows"]]
@@ -456,12 +458,12 @@ class TrainingLoop:
         Raises:
             EngineError: this rank's `error`, or one that names the rank that failed.
         """
-        parallel = self.parallel
+        strategy = self.strategy
         failed = torch.zeros(
-            parallel.world_size, dtype=torch.double, device=parallel.device
+            strategy.world_size, dtype=torch.double, device=strategy.device
         )
-        failed[parallel.rank] = error is not None
-        ranks = parallel.sum(failed).nonzero().flatten().tolist()
+        failed[strategy.rank] = error is not None
+        ranks = strategy.sum(failed).nonzero().flatten().tolist()
         if error is not None:
             raise error
         if ranks:
@@ -476,12 +478,12 @@ class TrainingLoop:
         Raises:
             EngineError: on every rank, if a rank has found other steps.
         """
-        parallel = self.parallel
+        strategy = self.strategy
         steps = torch.zeros(
-            parallel.world_size, dtype=torch.double, device=parallel.device
+            strategy.world_size, dtype=torch.double, device=strategy.device
         )
-        steps[parallel.rank] = found
-        if len(parallel.sum(steps).unique()) > 1:
+        steps[strategy.rank] = found
+        if len(strategy.sum(steps).unique()) > 1:
             raise EngineError(
                 "the ranks found different checkpoints: checkpoint_dir must be a "
                 "folder that all nodes share"
@@ -495,8 +497,8 @@ class TrainingLoop:
         order = self._order(loading, epoch, training=training)
         plan = epoch_plan(
             order,
-            rank=self.parallel.rank,
-            world_size=self.parallel.world_size,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
             batch_size=loading.batch_size,
             num_microbatches=(
                 self.config.gradient_accumulation_steps if training else 1
@@ -506,7 +508,7 @@ class TrainingLoop:
         if not plan:
             raise EngineError(
                 f"{len(order)} samples give no full step of "
-                f"{self.parallel.world_size} × {loading.batch_size}: turn drop_last "
+                f"{self.strategy.world_size} × {loading.batch_size}: turn drop_last "
                 "off"
             )
         return plan
@@ -522,10 +524,10 @@ class TrainingLoop:
                 seed=seed,
                 epoch=epoch,
             )
-        parallel, key = self.parallel, id(loading)
+        strategy, key = self.strategy, id(loading)
         drawn: list[int] = []
         refused: EngineError | None = None
-        if parallel.rank == 0:
+        if strategy.rank == 0:
             if key not in self.orders:
                 num = loading.num_samples
                 self.orders[key] = DrawnOrder(loading.sampler, seed, num)
@@ -534,21 +536,21 @@ class TrainingLoop:
             except EngineError as error:
                 refused = error
         own = [0.0 if refused else len(drawn), 1.0 if refused else 0.0]
-        found = torch.tensor(own, dtype=torch.double, device=parallel.device)
-        num, is_refused = parallel.sum(found).tolist()
+        found = torch.tensor(own, dtype=torch.double, device=strategy.device)
+        num, is_refused = strategy.sum(found).tolist()
         if is_refused:
             raise refused or EngineError(
                 "the sampler failed on rank 0: look for the reason in its error"
             )
-        order = torch.zeros(int(num), dtype=torch.double, device=parallel.device)
-        if parallel.rank == 0:
-            order += torch.tensor(drawn, dtype=torch.double, device=parallel.device)
-        return [int(index) for index in parallel.sum(order).tolist()]
+        order = torch.zeros(int(num), dtype=torch.double, device=strategy.device)
+        if strategy.rank == 0:
+            order += torch.tensor(drawn, dtype=torch.double, device=strategy.device)
+        return [int(index) for index in strategy.sum(order).tolist()]
 
     def _mean(self, value: float) -> float:
-        device = self.parallel.device
+        device = self.strategy.device
         tensor = torch.tensor([value], dtype=torch.double, device=device)
-        return float(self.parallel.sum(tensor)) / self.parallel.world_size
+        return float(self.strategy.sum(tensor)) / self.strategy.world_size
 
 
 def has_stalled(losses: Sequence[float], patience: int | None) -> bool:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import _engine_ranks as ranks
 from distlab.data.digits import load_digits_split
 from distlab.engines import EngineError, PyTorchDDPTrainer
-from distlab.engines.deepspeed_engine import DeepSpeedTrainer
+from distlab.engines.deepspeed_trainer import DeepSpeedTrainer
 from distlab.models.mlp import make_mlp
 
 pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")

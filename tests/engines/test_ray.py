@@ -13,7 +13,7 @@ from benchmarks import _engine_ranks as ranks
 from benchmarks import _outside_engines as outside
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, PyTorchDDPTrainer, RayTrainer
-from distlab.engines.ray_engine import joined
+from distlab.engines.ray_strategy import joined
 from distlab.models.mlp import make_mlp
 
 ray: Any = pytest.importorskip("ray", reason="`make test-ray` installs it")

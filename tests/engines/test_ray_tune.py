@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from distlab.engines import Asha, DistributedTuner, EngineError, loguniform, uniform
-from distlab.engines.ray_engine import joined
+from distlab.engines.ray_strategy import joined
 from distlab.engines.search import draw
 
 ray = pytest.importorskip("ray", reason="`make test-ray` installs it")

@@ -18,7 +18,7 @@ from benchmarks._outside_engines import keras_mlp as same_model
 from benchmarks._outside_engines import largest_to_keras as largest
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, PyTorchDDPTrainer
-from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+from distlab.engines.tensorflow_trainer import TensorFlowDistributedTrainer
 from distlab.models.mlp import make_mlp
 
 tf: Any = pytest.importorskip("tensorflow", reason="`make test-tensorflow` installs it")
@@ -103,7 +103,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import keras, numpy as np, tensorflow as tf
-from distlab.engines.tensorflow_engine import TensorFlowDistributedTrainer
+from distlab.engines.tensorflow_trainer import TensorFlowDistributedTrainer
 
 assert len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]) == 2
 folder, seed = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -17,11 +17,11 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from distlab.engines import EngineError, PyTorchDDPTrainer, torch_engine
+from distlab.engines import EngineError, PyTorchDDPTrainer, torch_strategy
 from distlab.engines import records as recording
 from distlab.engines import script as scripts
 from distlab.engines.config import config_from
-from distlab.engines.deepspeed_parallel import settings
+from distlab.engines.deepspeed_strategy import settings
 from distlab.monitor.jsonl import read_folder
 from tests.workbench.engine_probes import (
     BATCH,
@@ -227,13 +227,13 @@ def what_stays_after_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @shows("offload_params")
 def parameters_on_the_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policies: list[object] = []
-    shard = torch_engine.fully_shard
+    shard = torch_strategy.fully_shard
 
     def noted(module: Any, **options: Any) -> Any:
         policies.append(options["offload_policy"])
         return shard(module, **options)
 
-    monkeypatch.setattr(torch_engine, "fully_shard", noted)
+    monkeypatch.setattr(torch_strategy, "fully_shard", noted)
     fit(max_steps=1, backend="fsdp2", offload_params=True)
     assert policies
     assert all(isinstance(policy, CPUOffloadPolicy) for policy in policies)

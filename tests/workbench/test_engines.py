@@ -30,16 +30,16 @@ from distlab.engines import (
     PyTorchDDPTrainer,
     RayTrainer,
     TensorFlowDistributedTrainer,
-    ray_engine,
+    ray_strategy,
 )
 from distlab.engines import records as recording
 from distlab.engines import trainer as trainers
 from distlab.engines.config import BACKEND_VARIABLE, config_from, with_world_size
-from distlab.engines.deepspeed_parallel import settings
+from distlab.engines.deepspeed_strategy import settings
 from distlab.engines.optimizers import expect_same_weights
-from distlab.engines.parallel import Parallel
 from distlab.engines.samples import epoch_order, epoch_plan
-from distlab.engines.torch_engine import (
+from distlab.engines.strategy import Strategy
+from distlab.engines.torch_strategy import (
     accepted_defaults,
     device_of_rank,
     open_group,
@@ -68,22 +68,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mixed_precision": 1}, "mixed_precision is 1"),
     (
         {"backend": "pytorch-ddp", "zero_stage": 3},
-        "zero_stage is 3, but backend is pytorch-ddp: choose fsdp2",
+        "zero_stage is 3; backend pytorch-ddp has 0, 1: choose fsdp2",
     ),
-    ({"backend": "fsdp2", "zero_stage": 1}, "backend is fsdp2: choose pytorch-ddp"),
-    ({"offload_params": True}, "offloading needs backend fsdp2"),
+    (
+        {"backend": "fsdp2", "zero_stage": 1},
+        "backend fsdp2 has 2, 3: choose pytorch-ddp",
+    ),
+    ({"offload_params": True}, "backend is pytorch-ddp: choose fsdp2"),
     ({"backend": "fsdp2", "offload_optimizer": True}, "fsdp2 offloads both or neither"),
     ({"backend": "scratch", "compression": "fp16"}, "backend scratch has none"),
     ({"compression": "bf16", "communication_backend": "gloo"}, "bf16 needs nccl"),
     ({"backend": "fsdp2", "find_unused_parameters": True}, "backend is fsdp2"),
     ({"backend": "horovod", "compression": "bf16"}, "backend horovod has none, fp16"),
     ({"backend": "horovod", "communication_backend": "nccl"}, "as it was built"),
-    ({"backend": "horovod", "zero_stage": 1}, "backend is horovod: choose pytorch"),
+    ({"backend": "horovod", "zero_stage": 1}, "backend horovod has 0: choose pytorch"),
     ({"backend": "tensorflow", "mixed_precision": True}, "precision from the model"),
     ({"backend": "tensorflow", "communication_backend": "gloo"}, "tensorflow has no g"),
     ({"backend": "tensorflow", "compression": "fp16"}, "backend tensorflow has none"),
-    ({"backend": "tensorflow", "zero_stage": 1}, "backend is tensorflow: choose pyt"),
-    ({"backend": "deepspeed", "mixed_precision": "fp16"}, "deepspeed has mixed_precis"),
+    (
+        {"backend": "tensorflow", "zero_stage": 1},
+        "backend tensorflow has 0: choose pyt",
+    ),
+    ({"backend": "deepspeed", "mixed_precision": "fp16"}, "backend deepspeed has bf16"),
     ({"backend": "deepspeed", "checkpoint_dir": "a"}, "deepspeed saves no checkpoints"),
     ({"backend": "fsdp2", "deepspeed_config": {}}, "given, but backend is fsdp2"),
     ({"backend": "tensorflow", "profile_dir": "a"}, "profile_dir"),
@@ -143,7 +149,7 @@ def test_a_trainer_starts_on_ray_or_takes_part_in_a_job(
         started.append("takes part")
         return train_job(job)
 
-    monkeypatch.setattr(ray_engine, "on_ray", on_ray)
+    monkeypatch.setattr(ray_strategy, "on_ray", on_ray)
     trainer = kind(net(), backend="ray", verbose=False)
     trainer.runs_jobs_with = take_part
     assert len(trainer.fit(loader()).losses) == 3
@@ -235,7 +241,7 @@ TWICE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"num_gpus": 2},
         "2 ranks × 1 microbatches × 4 samples",
     ),
-    ({"fp16": {"enabled": True}}, {}, "bf16, not fp16"),
+    ({"fp16": {"enabled": True}}, {}, "backend deepspeed has bf16"),
     ({"fp16": True}, {}, "fp16 True, must be a dictionary"),
     ({"optimizer": {"type": "Lamb"}}, {}, "the optimizer Lamb"),
     ({"optimizer": {"type": "SGD"}}, {"optimizer": torch.optim.SGD}, "optimizer is g"),
@@ -506,19 +512,19 @@ def test_a_count_past_a_smaller_interval_lets_the_scale_grow() -> None:
         config = DistributedConfig(
             mixed_precision="fp16", scaler_growth_interval=interval
         )
-        parallel: Any = Parallel(config)
-        parallel.scaler = torch.amp.GradScaler(
+        strategy: Any = Strategy(config)
+        strategy.scaler = torch.amp.GradScaler(
             "cpu", init_scale=4.0, growth_interval=interval
         )
-        return parallel
+        return strategy
 
-    def step(parallel: Any) -> float:
+    def step(strategy: Any) -> float:
         weight = torch.nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([weight])
-        parallel.scaler.scale(weight.sum()).backward()
-        parallel.scaler.step(optimizer)
-        parallel.scaler.update()
-        return float(parallel.scaler.get_scale())
+        strategy.scaler.scale(weight.sum()).backward()
+        strategy.scaler.step(optimizer)
+        strategy.scaler.update()
+        return float(strategy.scaler.get_scale())
 
     before, after = rank(10), rank(3)
     for _ in range(5):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import _engine_ranks as ranks
 from distlab.engines import EngineError, PyTorchDDPTrainer
-from distlab.engines.torch_engine import layers_of
+from distlab.engines.torch_strategy import layers_of
 from distlab.runner import Cluster
 
 pytestmark = pytest.mark.slow

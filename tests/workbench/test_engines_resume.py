@@ -21,12 +21,12 @@ from distlab.engines import (
     PyTorchDDPTrainer,
     records,
     saving,
-    torch_engine,
+    torch_strategy,
     worker,
 )
 from distlab.engines.job import Job
 from distlab.engines.loaders import read_loader
-from distlab.engines.parallel import Parallel
+from distlab.engines.strategy import Strategy
 from distlab.engines.worker import train
 from tests.workbench.engine_probes import RATE, Net, fit, loader, sgd
 
@@ -66,7 +66,7 @@ class Meeting:
         return tensor.copy_(total)
 
 
-class RankInThread(Parallel):
+class RankInThread(Strategy):
     """A rank of a `Meeting`; it keeps its gradients to itself."""
 
     device = torch.device("cpu")
@@ -353,11 +353,11 @@ def resumed(
     shown: dict[str, Any] = {"steps": [], "policies": []}
 
     class Noted(worker.TrainingLoop):
-        def __init__(self, job: Job, parallel: Parallel, records: Any) -> None:
-            super().__init__(job, parallel, records)
-            ddp = getattr(parallel, "ddp", None)
+        def __init__(self, job: Job, strategy: Strategy, records: Any) -> None:
+            super().__init__(job, strategy, records)
+            ddp = getattr(strategy, "ddp", None)
             shown["unused"] = getattr(ddp, "find_unused_parameters", None)
-            shown["optimizer"] = type(parallel.optimizer).__name__
+            shown["optimizer"] = type(strategy.optimizer).__name__
             shown["sinks"] = (job.config.tensorboard, job.config.tensorboard_dir)
             shown["run"] = job.mlflow_run
 
@@ -375,11 +375,11 @@ def resumed(
         shown["policies"].append(type(options["offload_policy"]).__name__)
         return fully_shard(module, **options)
 
-    fully_shard = torch_engine.fully_shard
+    fully_shard = torch_strategy.fully_shard
     with monkeypatch.context() as patched:
         patched.setattr(worker, "TrainingLoop", Noted)
         patched.setattr(records, "make_sinks", sinks)
-        patched.setattr(torch_engine, "fully_shard", shard)
+        patched.setattr(torch_strategy, "fully_shard", shard)
         patched.chdir(folder)
         Net.seen.clear()
         given = {"checkpoint_dir": "saved", "resume_from_checkpoint": True, "epochs": 3}

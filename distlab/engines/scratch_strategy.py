@@ -12,12 +12,13 @@ from torch import Tensor, nn
 import distlab.distributed as ours
 from distlab.engines.config import DistributedConfig
 from distlab.engines.optimizers import Make, make_optimizer
-from distlab.engines.parallel import Parallel, make_scaler
+from distlab.engines.strategies import register_strategy
+from distlab.engines.strategy import Strategy, make_scaler
 
 TIMEOUT_S = 600.0
 
 
-class Scratch(Parallel):
+class Scratch(Strategy):
     """A rank of distlab.distributed's default group, which it creates if necessary."""
 
     def __init__(
@@ -44,15 +45,26 @@ class Scratch(Parallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Implement `Parallel.no_sync`."""
+        """Implement `Strategy.no_sync`."""
         with self.ddp.no_sync():
             yield
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Implement `Parallel.sum`."""
+        """Implement `Strategy.sum`."""
         return ours.all_reduce(tensor)
 
     def close(self) -> None:
-        """Implement `Parallel.close`."""
+        """Implement `Strategy.close`."""
         if self.owns_group:
             ours.destroy_process_group()
+
+
+register_strategy(
+    "scratch",
+    Scratch,
+    communication_backends=("gloo",),
+    takes=("find_unused_parameters",),
+    refusals={"communication_backend": "backend scratch runs on gloo, not on nccl"},
+    trains_loss=True,
+    keeps_optimizer=True,
+)

@@ -31,6 +31,8 @@ from distlab.engines.expect import EngineError
 from distlab.engines.job import Job, Outcome, first_line
 from distlab.engines.outside import engine
 from distlab.engines.start import expect_no_profiler
+from distlab.engines.strategies import register_strategy
+from distlab.engines.torch_strategy import OF_DDP, Torch
 
 OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
@@ -63,7 +65,9 @@ def run_script_on_ray(
     script: Path,
     arguments: Sequence[str],
     config: DistributedConfig,
+    *,
     address: str | None,
+    log_dir: Path | None = None,
 ) -> int:
     """Run a user's script as every rank; return 0, because a failed rank raises."""
     path, own = script.resolve(), list(arguments)
@@ -212,3 +216,14 @@ def said(error: Exception) -> str:
         return f"rank {rank} failed: {lines[-1] if lines else type(cause).__name__}"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"Ray failed: {lines[-1] if lines else type(error).__name__}"
+
+
+register_strategy(
+    "ray",
+    Torch,
+    needs="ray",
+    train=train_on_ray,
+    run_script=run_script_on_ray,
+    takes=("address",),
+    **OF_DDP,
+)

@@ -1,10 +1,11 @@
 """One rank's model, optimizer and group, which the worker's loop uses.
 
-    Parallel    forward, backward, step, sums over the ranks, full state
-      Torch     DDP (stage 0), DDP + ZeroRedundancyOptimizer (1), fully_shard (2, 3)
-      Scratch   distlab.distributed                                    scratch.py
-      Horovod   horovod_parallel.py, DeepSpeed   deepspeed_parallel.py
-      TensorFlow: its own forward, backward and step     tensorflow_parallel.py
+    Strategy     forward, backward, step, sums over the ranks, full state
+      Torch      DDP (stage 0), DDP + ZeroRedundancyOptimizer (1), fully_shard (2, 3)
+      Scratch    distlab.distributed
+      Horovod, DeepSpeed, and TensorFlow with its own forward, backward and step
+
+Each is in a file of its own, *_strategy.py, which registers it: see strategies.py.
 
 We keep state unsharded and by the names of the parameters, so that any backend can load
 what another one saved, on any number of ranks.
@@ -52,7 +53,7 @@ class Judged:
     """0 if the outputs aren't class scores."""
 
 
-class Parallel:
+class Strategy:
     """One rank of a training; subclasses define how to average gradients.
 
     `module` and `optimizer` hold the parameters, and you call `forward` to run the

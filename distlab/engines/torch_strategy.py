@@ -33,12 +33,13 @@ from distlab.distributed.environment import read_local_rank, read_place
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.optimizers import Make, make_optimizer, named_state
-from distlab.engines.parallel import DTYPES, Parallel, make_scaler
+from distlab.engines.strategies import register_strategy
+from distlab.engines.strategy import DTYPES, Strategy, make_scaler
 
 TIMEOUT = timedelta(minutes=10)
 
 
-class InDefaultGroup(Parallel):
+class InDefaultGroup(Strategy):
     """A rank of torch.distributed's default group, which it creates if there is none.
 
     Raises:
@@ -62,12 +63,12 @@ class InDefaultGroup(Parallel):
             raise
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Implement `Parallel.sum`."""
+        """Implement `Strategy.sum`."""
         dist.all_reduce(tensor)
         return tensor
 
     def close(self) -> None:
-        """Implement `Parallel.close`."""
+        """Implement `Strategy.close`."""
         opened, self.opened = self.opened, None
         if opened is not None:
             leave_default_group(opened)  # the caller may keep torch's DDP a bit longer
@@ -126,7 +127,7 @@ class Torch(InDefaultGroup):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Implement `Parallel.no_sync`."""
+        """Implement `Strategy.no_sync`."""
         if not isinstance(self.module, FSDPModule):
             with self.ddp.no_sync():
                 yield
@@ -139,7 +140,7 @@ class Torch(InDefaultGroup):
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """Implement `Parallel.autocast`; fully_shard casts by its own policy."""
+        """Implement `Strategy.autocast`; fully_shard casts by its own policy."""
         if self.config.backend == "fsdp2":
             yield
             return
@@ -147,7 +148,7 @@ class Torch(InDefaultGroup):
             yield
 
     def share_overflow(self) -> None:
-        """Implement `Parallel.share_overflow`; a rank with shards only sees its own."""
+        """Implement `Strategy.share_overflow`; a rank with shards only sees its own."""
         if self.config.backend == "fsdp2" and self.scaler:
             for flag in self.scaler._found_inf_per_device(self.optimizer).values():
                 local = flag.to_local() if hasattr(flag, "to_local") else flag
@@ -156,7 +157,7 @@ class Torch(InDefaultGroup):
     # ── all ranks together ──────────────────────────────────────────────────────────
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Implement `Parallel.optimizer_state`."""
+        """Implement `Strategy.optimizer_state`."""
         if self.config.stage != 1:
             return super().optimizer_state()
         zero: Any = self.optimizer
@@ -167,7 +168,7 @@ class Torch(InDefaultGroup):
         return named_state(self.optimizer, found, self.names())
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Implement `Parallel.load`."""
+        """Implement `Strategy.load`."""
         if self.config.backend == "fsdp2":
             weights, state = self._cut(weights, state)
         super().load(weights, state)
@@ -196,7 +197,7 @@ class Torch(InDefaultGroup):
         return cut, {**state, "state": own}
 
     def close(self) -> None:
-        """Implement `Parallel.close`.
+        """Implement `Strategy.close`.
 
         We drop DDP before the group. If we didn't, some ranks would never end. They
         used to hang in the garbage collection at the interpreter's end, which destroys
@@ -328,3 +329,35 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     found = [layer for layer in found if any(True for _ in layer.parameters())]
     owned = [id(p) for layer in found for p in layer.parameters()]
     return found if len(owned) == len(set(owned)) else []
+
+
+def expect_both_offloaded(config: DistributedConfig) -> None:
+    """Refuse to offload the optimizer alone.
+
+    Raises:
+        EngineError: only offload_optimizer is given.
+    """
+    if config.offload_optimizer and not config.offload_params:
+        raise EngineError(
+            "offload_optimizer without offload_params: fsdp2 offloads both or neither"
+        )
+
+
+OF_DDP: dict[str, Any] = {
+    "zero_stages": (0, 1),
+    "compressions": ("none", "fp16", "bf16", "powersgd"),
+    "trains_loss": True,
+    "keeps_optimizer": True,
+}
+"""The facts about torch's DDP, whoever starts the ranks."""
+
+register_strategy("pytorch-ddp", Torch, takes=("find_unused_parameters",), **OF_DDP)
+register_strategy(
+    "fsdp2",
+    Torch,
+    zero_stages=(2, 3),
+    default_stage=3,
+    takes=("offload_params", "offload_optimizer"),
+    check=expect_both_offloaded,
+    keeps_optimizer=True,
+)

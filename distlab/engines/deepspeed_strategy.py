@@ -28,7 +28,8 @@ from distlab.engines.deepspeed_config import rest_of
 from distlab.engines.expect import expect_float32
 from distlab.engines.optimizers import Make, make_optimizer
 from distlab.engines.outside import engine
-from distlab.engines.torch_engine import InDefaultGroup
+from distlab.engines.strategies import register_strategy
+from distlab.engines.torch_strategy import InDefaultGroup
 
 
 class DeepSpeed(InDefaultGroup):
@@ -58,7 +59,7 @@ class DeepSpeed(InDefaultGroup):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Implement `Parallel.no_sync`, though stages 2 and 3 send each microbatch."""
+        """Implement `Strategy.no_sync`, though stages 2 and 3 send each microbatch."""
         self.engine.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -66,11 +67,11 @@ class DeepSpeed(InDefaultGroup):
             self.engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, loss: Tensor) -> None:
-        """Implement `Parallel.backward`."""
+        """Implement `Strategy.backward`."""
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """Implement `Parallel.step`; with stage 0, gradients are whole and we clip."""
+        """Implement `Strategy.step`; with stage 0, gradients are whole and we clip."""
         if self.config.stage:
             self.engine.step()
             return float(self.engine.get_global_grad_norm())
@@ -79,14 +80,14 @@ class DeepSpeed(InDefaultGroup):
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """Implement `Parallel.weights`."""
+        """Implement `Strategy.weights`."""
         if self.config.stage < 3:
             return super().weights()
         with self.deepspeed.zero.GatheredParameters(list(self.module.parameters())):
             return super().weights()
 
     def close(self) -> None:
-        """Implement `Parallel.close`, after all ranks have ended their collectives."""
+        """Implement `Strategy.close`, after all ranks have ended their collectives."""
         dist.barrier()
         self.engine.destroy()
         super().close()
@@ -105,3 +106,22 @@ def settings(config: DistributedConfig) -> dict[str, Any]:
     }
     zero = {**more.get("zero_optimization", {}), "stage": config.stage}
     return {**own, **more, "zero_optimization": zero}
+
+
+NO_CHECKPOINTS = (
+    "backend deepspeed saves no checkpoints here: leave checkpoint_dir and "
+    "resume_from_checkpoint out, or choose fsdp2"
+)
+register_strategy(
+    "deepspeed",
+    DeepSpeed,
+    needs="deepspeed",
+    precisions=("bf16",),
+    zero_stages=(0, 1, 2, 3),
+    takes=("deepspeed_config",),
+    implied_by=("deepspeed_config",),
+    refusals={
+        "checkpoint_dir": NO_CHECKPOINTS,
+        "resume_from_checkpoint": NO_CHECKPOINTS,
+    },
+)

@@ -29,8 +29,8 @@ from distlab.engines.expect import EngineError
 from distlab.engines.job import Outcome
 from distlab.engines.keras_model import expect_model, pack
 from distlab.engines.loaders import Loading
-from distlab.engines.tensorflow_parallel import assign
 from distlab.engines.tensorflow_start import tensorflow
+from distlab.engines.tensorflow_strategy import assign
 from distlab.engines.trainer import Trainer
 
 

@@ -24,19 +24,22 @@ from distlab.engines.expect import EngineError
 from distlab.engines.keras_model import KerasModel
 from distlab.engines.loaders import Loading
 from distlab.engines.losses import Loss
-from distlab.engines.parallel import Judged, Parallel
 from distlab.engines.samples import Microbatch
+from distlab.engines.strategies import register_strategy
+from distlab.engines.strategy import Judged, Strategy
 from distlab.engines.tensorflow_start import open_strategy, tensorflow
 
 
-class TensorFlow(Parallel):
-    """A rank of TensorFlow's cluster, with a copy of the model on it.
+class TensorFlow(Strategy):
+    """A rank of TensorFlow's cluster, with a copy of the model, which has an optimizer.
 
     Raises:
         EngineError: TensorFlow isn't installed, or the ranks can't meet.
     """
 
-    def __init__(self, config: DistributedConfig, sent: KerasModel) -> None:
+    def __init__(
+        self, config: DistributedConfig, sent: KerasModel, optimizer: None = None
+    ) -> None:
         super().__init__(config)
         self.tf = tf = tensorflow()
         self.strategy = open_strategy(config.communication_backend)
@@ -71,12 +74,12 @@ class TensorFlow(Parallel):
     # ── a step ──────────────────────────────────────────────────────────────────────
 
     def batches(self, loading: Loading, plan: Sequence[Microbatch]) -> Iterator[Any]:
-        """Implement `Parallel.batches`; collective when it first sees a dataset."""
+        """Implement `Strategy.batches`; collective when it first sees a dataset."""
         self._expect_same_samples(loading.dataset)
         return (loading.dataset.batch(one.indices) for one in plan)
 
     def learn(self, loss: Loss, batch: Any, micro: Microbatch) -> Tensor:
-        """Implement `Parallel.learn` with the loss that the model was compiled with."""
+        """Implement `Strategy.learn` with the loss that the model was compiled with."""
         weight = self.tf.constant(micro.weight, self.tf.float64)
         value = self._learn(*self._tensors(batch), weight)
         return torch.tensor(value.numpy().item(), dtype=torch.double)
@@ -107,7 +110,7 @@ class TensorFlow(Parallel):
         return loss, outputs
 
     def step(self) -> float:
-        """Implement `Parallel.step`."""
+        """Implement `Strategy.step`."""
         with self._naming_a_lost_rank():
             return float(self._step())
 
@@ -131,7 +134,7 @@ class TensorFlow(Parallel):
         return context.all_reduce(self.mean, [self.tf.identity(one) for one in sums])
 
     def judge(self, loss: Loss, batch: Any) -> Judged:
-        """Implement `Parallel.judge`; accuracy needs targets that are class numbers."""
+        """Implement `Strategy.judge`; accuracy needs targets that are class numbers."""
         value, right, num = self._judge(*self._tensors(batch))
         return Judged(value.numpy().item(), num_right=int(right), num_judged=int(num))
 
@@ -152,22 +155,22 @@ class TensorFlow(Parallel):
         return inputs, targets
 
     def set_training(self, is_on: bool) -> None:
-        """Implement `Parallel.set_training`; collective, to combine moving averages."""
+        """Implement `Strategy.set_training`; collective, to combine moving averages."""
         if not is_on:
             self._average_moving()
 
     def rates(self) -> list[float]:
-        """Implement `Parallel.rates`."""
+        """Implement `Strategy.rates`."""
         return [float(self.keras_optimizer.learning_rate.numpy())]
 
     def set_rate(self, rates: list[float]) -> None:
-        """Implement `Parallel.set_rate`."""
+        """Implement `Strategy.set_rate`."""
         self.keras_optimizer.learning_rate = rates[0]
 
     # ── all ranks together ──────────────────────────────────────────────────────────
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Implement `Parallel.sum`."""
+        """Implement `Strategy.sum`."""
         with self._naming_a_lost_rank():
             value = self._sum(self.tf.constant(tensor.numpy()))
         tensor.copy_(torch.from_numpy(np.array(value.numpy())).reshape(tensor.shape))
@@ -236,23 +239,23 @@ class TensorFlow(Parallel):
             seed.assign([(first + self.rank) % 2**32, counter])
 
     def weights(self) -> dict[str, Tensor]:
-        """Implement `Parallel.weights`, with dropout's state, in the model's order."""
+        """Implement `Strategy.weights`, with dropout's state, in the model's order."""
         self._average_moving()
         return _numbered(self.model.variables)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Implement `Parallel.optimizer_state`; in the order of the optimizer."""
+        """Implement `Strategy.optimizer_state`; in the order of the optimizer."""
         return dict(_numbered(self.keras_optimizer.variables))
 
     def expect_fits(self, state: dict[str, Any]) -> None:
-        """Implement `Parallel.expect_fits`; `load` checks this, by numbers."""
+        """Implement `Strategy.expect_fits`; `load` checks this, by numbers."""
 
     def settings(self) -> Any:
-        """Implement `Parallel.settings`; there are none."""
+        """Implement `Strategy.settings`; there are none."""
         return None
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Implement `Parallel.load`.
+        """Implement `Strategy.load`.
 
         Raises:
             ValueError: the state is from another model or another optimizer.
@@ -262,7 +265,7 @@ class TensorFlow(Parallel):
         self._spread_seeds()
 
     def close(self) -> None:
-        """Implement `Parallel.close`; TensorFlow's cluster ends with the process."""
+        """Implement `Strategy.close`; TensorFlow's cluster ends with the process."""
 
 
 def assign(what: str, variables: Sequence[Any], values: dict[str, Any]) -> None:
@@ -314,3 +317,27 @@ def _are_scores(tf: Any, outputs: Any, targets: Any) -> bool:
         and (is_flat or is_column)
         and (outputs.shape[-1] or 0) > 1
     )
+
+
+register_strategy(
+    "tensorflow",
+    TensorFlow,
+    needs="tensorflow",
+    trains="keras",
+    script_runner="distlab.engines.tensorflow_rank",
+    precisions=(),
+    communication_backends=("nccl",),
+    refusals={
+        "mixed_precision": (
+            "backend tensorflow takes the precision from the model: leave "
+            "mixed_precision out, give its layers the policy mixed_bfloat16"
+        ),
+        "communication_backend": (
+            "backend tensorflow has no gloo: leave communication_backend out"
+        ),
+        "profile_dir": (
+            "profile_dir is for torch's profiler, which sees nothing of TensorFlow's "
+            "work: leave it out"
+        ),
+    },
+)
