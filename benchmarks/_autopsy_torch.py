@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks._autopsy_corpus import Script  # noqa: E402
 from benchmarks._autopsy_runs import run  # noqa: E402
+from tests.corpora.autopsy_scripts import Script  # noqa: E402
 
 TIMEOUT_S = 10
 _LIMIT_S = 120.0

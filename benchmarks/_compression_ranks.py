@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 from torch.nn.functional import cross_entropy, interpolate
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks._both_ways import leave, meet
 from distlab.comm import ByteMeter, Comm, Traffic, Work
 from distlab.curriculum import load
 from distlab.data.digits import load_digits_split
@@ -26,6 +25,7 @@ from distlab.given import compression as given
 from distlab.given.torch_hook import torch_hook
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
+from tests.corpora.both_ways import leave, meet
 
 UNIT = "gradient_compression"
 RATIO, FACTORS = 0.01, 4

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks._both_ways import CONFIG, SMALL, leave, meet
 from distlab.comm import Comm, Work
 from distlab.curriculum import load
 from distlab.models.transformer import (
@@ -25,6 +24,7 @@ from distlab.models.transformer import (
     next_token_loss,
 )
 from distlab.runner import RankContext
+from tests.corpora.both_ways import CONFIG, SMALL, leave, meet
 
 UNIT = "distributed_data_parallel"
 BUCKET_MIB = 4.0

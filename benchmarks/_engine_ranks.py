@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import distlab.distributed as ours
-from benchmarks._both_ways import leave, meet
 from distlab.data.digits import load_digits_split
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.start import take_part
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, Limits, RankContext
+from tests.corpora.both_ways import leave, meet
 
 NUM_SAMPLES, BATCH = 163, 16  # 11 steps an epoch, the last of 3 samples
 LEARNING_RATE = 0.2

@@ -8,12 +8,12 @@ import time
 import torch
 from torch import nn
 
-from benchmarks._both_ways import leave, meet
 from distlab.engines.config import DistributedConfig
 from distlab.engines.samples import epoch_plan
 from distlab.engines.torch_engine import Torch
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
+from tests.corpora.both_ways import leave, meet
 
 NUM_SAMPLES, BATCH = 1024, 32
 

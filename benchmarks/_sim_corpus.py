@@ -1,4 +1,4 @@
-"""The corpus in `benchmarks/corpus`, whole, on gloo, TCP and the simulator."""
+"""The corpus in `tests/corpora/programs`, whole, on gloo, TCP and the simulator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks._bars import share
-from benchmarks.corpus.case import Case
-from benchmarks.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
-from benchmarks.corpus.judge import Row, Verdict, judge
 from distlab.runner import Cluster
+from tests.corpora.programs.case import Case
+from tests.corpora.programs.corpus import CASES, MODULES, TRANSPORTS, transports
+from tests.corpora.programs.judge import Row, Verdict, judge
 
 Line = dict[str, Any]
 

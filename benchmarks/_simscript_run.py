@@ -26,7 +26,7 @@ def main() -> None:
     """Run it, and print what it took here and what it would take there."""
     name, ranks, fake, *args = sys.argv[1:]
     world_size, is_fake = int(ranks), fake == "fake"
-    script = Script(str(ROOT / "benchmarks" / "scripts" / name), tuple(args))
+    script = Script(str(ROOT / "tests" / "corpora" / "simscript" / name), tuple(args))
     wall, cpu = time.perf_counter(), time.process_time()
     done: SimRun = run_script(
         script,

@@ -1,9 +1,9 @@
 """How many planted mistakes `distlab audit` names with their line, and what else.
 
-`audited/wrong` has scripts with one mistake each, written after public reports; the
-lines that a reviewer would point at end in `# MISTAKE`. `audited/right` has scripts
-without one. Those whose number is above 20 were written after the detectors, and are
-counted on their own too; `audited/README.md` says how many were named at first sight.
+The scripts in `tests/corpora/audited/wrong` have one mistake each, written after public
+reports; the lines that a reviewer would point at end in `# MISTAKE`. Those in `right`
+have none. Those whose number is above 20 were written after the detectors, and are
+counted on their own too; the README there says how many were named at first sight.
 
     distlab bench audit [--json]        exits with 1 when a bar is missed
 """
@@ -28,7 +28,7 @@ from distlab.audit import Report, audit  # noqa: E402
 from distlab.audit.run import PRELOAD  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
 
-FOLDER = ROOT / "benchmarks" / "audited"
+FOLDER = ROOT / "tests" / "corpora" / "audited"
 WRONG, RIGHT = FOLDER / "wrong", FOLDER / "right"
 NUM_SEEN = 20  # scripts that were there before the detectors were done
 BARS = Bars(

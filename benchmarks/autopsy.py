@@ -1,6 +1,6 @@
 """Does `distlab run` name the fault of every script that hangs, and of no other?
 
-Every script in `benchmarks/autopsy` runs as it is through `distlab run`. A hang is
+Every script in `tests/corpora/autopsy` runs as it is through `distlab run`. A hang is
 named if the report has its guilty ranks, at the lines where they are stuck. A false
 alarm is a verdict on a script without a fault. The seconds are those from the last
 progress of any rank to the verdict.
@@ -31,10 +31,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._autopsy_corpus import APART, Script, scripts  # noqa: E402
 from benchmarks._autopsy_cost import overhead  # noqa: E402
 from benchmarks._autopsy_runs import Ended, run_and_explain  # noqa: E402
 from benchmarks._autopsy_torch import in_torchs_words, table  # noqa: E402
+from tests.corpora.autopsy_scripts import APART, Script, scripts  # noqa: E402
 
 AT_LEAST = {"hangs": 60, "right_scripts": 60, "named": 0.97}
 AT_MOST = {"false_alarms": 0, "seconds_p50_s": 1.0, "seconds_max_s": 3.0}

@@ -1,6 +1,6 @@
 """The units beside torch: a table of cases, each with the largest difference.
 
-Each unit's cases are in `benchmarks/_beside_UNIT.py`. 1 if one is larger than rounding.
+Each unit's cases are in `tests/corpora/beside_torch`. 1 if one is larger than rounding.
 
     python benchmarks/beside_torch.py [--unit ddp|zero] [--only TEXT] [--json]
 """
@@ -21,20 +21,19 @@ sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 from distlab.runner import Cluster  # noqa: E402
 
 TOLERANCE = 1e-11
-UNITS = [path.stem for path in sorted(Path(__file__).parent.glob("_beside_*.py"))]
+UNITS = ("ddp", "library", "zero")
 
 
 def main() -> int:
     """Play all cases, print the table, and say whether every difference is rounding."""
-    names = [unit.removeprefix("_beside_") for unit in UNITS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--unit", choices=names, help="all without it")
+    parser.add_argument("--unit", choices=UNITS, help="all without it")
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = []
-    for unit in [options.unit] if options.unit else names:
-        module = importlib.import_module(f"benchmarks._beside_{unit}")
+    for unit in [options.unit] if options.unit else UNITS:
+        module = importlib.import_module(f"tests.corpora.beside_torch.{unit}")
         with Cluster(preload=("torch._dynamo", module.__name__)) as cluster:
             for case in module.cases():
                 if options.only in case.name:

@@ -1,9 +1,10 @@
 """From the start of a program that hangs to the verdict that names it.
 
 The hangs are the learner's files of `tests/hostile/hangs.toml`, graded as any other
-file, and the programs of `_hangs.py`, run as they are; on a warm cluster. Each must be
-named with a rank that waits, its call, and its line. The other hostile submissions are
-handed in too, and every process that is still there afterwards is counted in /proc.
+file, and the programs of `tests/corpora/hangs.py`, run as they are; on a warm cluster.
+Each must be named with a rank that waits, its call, and its line. The other hostile
+submissions are handed in too, and every process that is still there afterwards is
+counted in /proc.
 
     distlab bench hang [--json]        exits with 1 when a bar is missed
 """
@@ -29,7 +30,7 @@ from distlab.runner.processes import descendants
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
 
-from benchmarks._hangs import HANGS, Hang  # noqa: E402
+from tests.corpora.hangs import HANGS, Hang  # noqa: E402
 
 BARS = {"autopsy_max_s": 1.5, "leftover_processes": 0, "wrong_verdicts": 0}
 AT_LEAST = {"hangs": 25, "hostile_cases": 40}
@@ -100,7 +101,7 @@ def measure(cases: Sequence[HostileCase], programs: Sequence[Hang]) -> dict[str,
     able = [case for case in cases if not case.obstacle()]
     hanging = [case for case in able if case.call]
     before = set(descendants(os.getpid()))
-    with Cluster(preload=("benchmarks._hangs",)) as cluster:
+    with Cluster(preload=("tests.corpora.hangs",)) as cluster:
         cluster.start()
         warm_up(cluster, hanging)
         lines = time_cases(cluster, hanging) + time_programs(cluster, programs)

@@ -2,9 +2,9 @@
 
 Large runs are timed in processor seconds of one core, each the median of a few. A ring
 is held to what its program takes at least: on bare greenlets, in the same run, with a
-switch and a copy for a message (_sim_bare.py). The corpus in `benchmarks/corpus` runs
-whole on gloo, TCP and the simulator. Then the loopback of this machine is measured, and
-what the simulator predicts from that is held to it.
+switch and a copy for a message (_sim_bare.py). The corpus in `tests/corpora/programs`
+runs whole on gloo, TCP and the simulator. Then the loopback of this machine is
+measured, and what the simulator predicts from that is held to it.
 
     distlab bench sim [--json] [--corpus]      exits with 1 when a bar is missed
     python benchmarks/sim.py --only corpus     one part: runs, forms, stragglers,

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from benchmarks._simscript_net import step_s  # noqa: E402
-from benchmarks.scripts.transformer import SIZES  # noqa: E402
+from tests.corpora.simscript.transformer import SIZES  # noqa: E402
 
 BARS = Bars(
     at_least={"repeats": 1.0},

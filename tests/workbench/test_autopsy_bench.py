@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks._autopsy_corpus import APART, KINDS, Script, read, scripts
 from benchmarks._autopsy_runs import Ended, run_and_explain
 from benchmarks.autopsy import missed, problems_of, result, values_of
+from tests.corpora.autopsy_scripts import APART, KINDS, Script, read, scripts
 
 HANGS = scripts("hangs")
 RIGHT = scripts("right")

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks import _beside_ddp as beside
 from benchmarks import _ddp_ranks as bench_ranks
 from benchmarks import _ratios as ratios
 from distlab.comm import Comm, Work, leave_default_group
@@ -30,6 +29,7 @@ from distlab.grading.kit.values import close
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
 from distlab.walkthroughs import bucket_lanes as lanes
+from tests.corpora.beside_torch import ddp as beside
 from tests.workbench.golden import Golden
 
 SEED = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hang
-from benchmarks._hangs import HANGS
 from distlab.grading.hostile_cases import FOLDER, read_cases
+from tests.corpora.hangs import HANGS
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.id: case for case in read_cases(ROOT / FOLDER)}
@@ -55,7 +55,7 @@ def test_a_bar_that_is_missed_is_named(
 
 def test_there_are_enough_hangs() -> None:
     assert len(HANGS) + sum(bool(c.call) for c in CASES.values()) >= 25
-    assert all(h.place.startswith("_hangs.py:") for h in HANGS)
+    assert all(h.place.startswith("hangs.py:") for h in HANGS)
 
 
 def test_the_command_knows_the_benchmarks_and_not_their_parts(

@@ -11,10 +11,10 @@ import pytest
 from benchmarks import _sim_corpus as corpus
 from benchmarks import _sim_runs as runs
 from benchmarks import sim
-from benchmarks.corpus.corpus import CASES, TRANSPORTS, on_sim
-from benchmarks.corpus.judge import Row, verdict
 from distlab.cli.bench import bench
 from distlab.sim.plans import schedules
+from tests.corpora.programs.corpus import CASES, TRANSPORTS, on_sim
+from tests.corpora.programs.judge import Row, verdict
 
 
 def row(name: str, world_size: int, **changes: Any) -> Row:

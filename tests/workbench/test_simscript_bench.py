@@ -10,14 +10,14 @@ import pytest
 from benchmarks import _simscript_net as cluster
 from benchmarks import simscript
 from benchmarks._bars import missed
-from benchmarks.scripts.transformer import SIZES
 from benchmarks.simscript import ROOT, Case
 from distlab.sim.torch.script import Script, run_script
+from tests.corpora.simscript.transformer import SIZES
 
 
 @pytest.mark.parametrize("ranks", [6])
 def test_a_step_takes_what_the_formula_says(ranks: int) -> None:
-    target = str(ROOT / "benchmarks" / "scripts" / "transformer.py")
+    target = str(ROOT / "tests" / "corpora" / "simscript" / "transformer.py")
     done = run_script(
         Script(target, ("tiny",)),
         ranks,

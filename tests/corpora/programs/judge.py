@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.corpus.case import Case
 from distlab.grading.diagnosis import diagnose, diagnose_finished
 from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
+from tests.corpora.programs.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The scripts in `benchmarks/autopsy`, and what a report on each has to say.
+"""The scripts in `autopsy`, and what a report on each has to say.
 
 Each script is one that an engineer might have, and runs by itself under torchrun. The
 scripts in `hangs` have one fault each, planted after a public report. The scripts in

@@ -1,4 +1,4 @@
-"""Small models for `_zero_trainings.py`, each with what a user's model may have.
+"""Small models for `zero_trainings.py`, each with what a user's model may have.
 
 All have a `branch`, a layer that may leave its own parameter out.
 """

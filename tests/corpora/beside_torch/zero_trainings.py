@@ -1,4 +1,4 @@
-"""What can be special about a training: the cases of `_beside_zero.py`."""
+"""What can be special about a training: the cases of `zero.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from benchmarks import _zero_models as models
+from tests.corpora.beside_torch import zero_models as models
 
 Groups = list[dict[str, Any]]
 Usage = Callable[[int, int, int], bool]

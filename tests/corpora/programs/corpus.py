@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.corpus import (
+from distlab.runner import Cluster, Limits, Run
+from distlab.sim import run as simulate
+from tests.corpora.programs import (
     absent,
     groups,
     hangs,
@@ -13,10 +15,8 @@ from benchmarks.corpus import (
     own_collectives,
     training,
 )
-from benchmarks.corpus.case import Case, cases_of
-from benchmarks.corpus.judge import Runner
-from distlab.runner import Cluster, Limits, Run
-from distlab.sim import run as simulate
+from tests.corpora.programs.case import Case, cases_of
+from tests.corpora.programs.judge import Runner
 
 MODULES = (messages, own_collectives, library, absent, groups, training, hangs)
 CASES = cases_of(*MODULES)

@@ -1,7 +1,7 @@
 """Programs that hang, fail or end oddly, and what must be alike wherever they run.
 
 Each is a function of a `RankContext`; it says what must become of it, and on how many
-ranks. They are a part of the corpus, which stands in `benchmarks/corpus`.
+ranks. They are a part of the corpus, which stands in `tests/corpora/programs`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import contextlib
 
 import torch
 
-from benchmarks.corpus.case import flawed, hangs, raises, right
 from distlab.comm import ANY, PeerLost, PointToPointOnly
 from distlab.runner import RankContext
+from tests.corpora.programs.case import flawed, hangs, raises, right
 
 
 def _box(size: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks import _ddp_models as models
-from benchmarks._both_ways import leave, meet
 from distlab.curriculum import load
 from distlab.runner import Cluster, Limits, RankContext
+from tests.corpora.beside_torch import ddp_models as models
+from tests.corpora.both_ways import leave, meet
 
 BUCKET_MIB = 0.0005  # several buckets, also for the smallest model
 STEPS = 4

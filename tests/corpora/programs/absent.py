@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.corpus.case import hangs, right
 from distlab.runner import RankContext
+from tests.corpora.programs.case import hangs, right
 
 SHORT, LONG = 12, 12 * 1024  # elements; transports may go another way for many
 

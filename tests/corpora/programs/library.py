@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.corpus.case import flawed, hangs, raises, right
 from distlab.comm import ReduceOp
 from distlab.runner import RankContext
+from tests.corpora.programs.case import flawed, hangs, raises, right
 
 
 def ones(rank: int, size: int = 4) -> Tensor:

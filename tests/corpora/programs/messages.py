@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.corpus.case import flawed, hangs, misfit, raises, right
 from distlab.comm import ANY
 from distlab.runner import RankContext
+from tests.corpora.programs.case import flawed, hangs, misfit, raises, right
 
 
 def filled(value: float, size: int = 4) -> Tensor:

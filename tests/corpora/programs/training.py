@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.corpus.case import flawed, hangs, misfit, raises, right
 from distlab.comm import ANY, Comm, ReduceOp
 from distlab.runner import RankContext
+from tests.corpora.programs.case import flawed, hangs, misfit, raises, right
 
 LR = 0.5
 

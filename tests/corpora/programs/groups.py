@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.corpus.case import hangs, raises, right
 from distlab.runner import RankContext
+from tests.corpora.programs.case import hangs, raises, right
 
 
 def ones(rank: int) -> Tensor:

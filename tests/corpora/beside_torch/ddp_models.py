@@ -1,4 +1,4 @@
-"""Models for `_beside_ddp.py`, and the ways in which a step goes through them.
+"""Models for `ddp.py`, and the ways in which a step goes through them.
 
 Each model takes `x` (BATCH, WIDTH), the rank and the step: some use other layers then.
 """

@@ -30,10 +30,10 @@ class Hang:
 
     @property
     def place(self) -> str:
-        """`_hangs.py:41`, where it waits."""
+        """`hangs.py:41`, where it waits."""
         lines, first = inspect.getsourcelines(self.program)
         number = next(i for i, text in enumerate(lines) if "# HERE" in text)
-        return f"_hangs.py:{first + number}"
+        return f"hangs.py:{first + number}"
 
 
 def chain(ctx: RankContext) -> None:

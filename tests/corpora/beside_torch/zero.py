@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks._zero_models import WIDTH
-from benchmarks._zero_trainings import EACH, ONCE, Training
 from distlab.comm import Comm
 from distlab.curriculum import load
 from distlab.runner import Cluster, Limits, RankContext
+from tests.corpora.beside_torch.zero_models import WIDTH
+from tests.corpora.beside_torch.zero_trainings import EACH, ONCE, Training
 
 UNIT = "sharded_optimizer"
 STEPS, ROWS, MAX_NORM = 4, 3, 0.2

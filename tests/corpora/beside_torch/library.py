@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data import DistributedSampler as TorchSampler
 
 import distlab.distributed as dist
-from benchmarks._beside_ddp import Case, gap
-from benchmarks._both_ways import leave, meet
 from distlab.curriculum import load
 from distlab.grading.kit.torchrun_env import like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
+from tests.corpora.beside_torch.ddp import Case, gap
+from tests.corpora.both_ways import leave, meet
 
 LIMITS = Limits(seconds=60.0)
 SIZES = (1, 2, 3, 7, 8, 23)

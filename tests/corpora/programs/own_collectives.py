@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.corpus.case import flawed, hangs, raises, right
 from distlab.runner import RankContext
+from tests.corpora.programs.case import flawed, hangs, raises, right
 
 
 def ones(rank: int, size: int = 12) -> Tensor:
