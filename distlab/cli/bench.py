@@ -11,7 +11,7 @@ from pathlib import Path
 from distlab.cli.screen import show, stopped
 from distlab.runner.processes import become_subreaper, descendants, end_descendants
 
-_NO_FIGURES = {"ablation", "mutation", "soak"}  # they pass or fail
+_NO_FIGURES = {"ablation", "soak"}  # they pass or fail
 _PATIENCE_S = 10.0  # for a benchmark that was told to stop
 
 

@@ -24,7 +24,7 @@ time.sleep(600)
 def test_the_help_names_all_there_are(here: Course) -> None:
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
     measured = {name for name in scripts if not name.startswith("record_")}
-    assert {*names(), "ablation", "mutation", "soak"} == measured
+    assert {*names(), "ablation", "soak"} == measured
     said = " ".join(here.distlab("bench", "--help", COLUMNS="400").out.split())
     assert ", ".join(names()) in said
 
