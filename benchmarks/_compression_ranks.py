@@ -84,7 +84,9 @@ def wrap(model: nn.Module, comm: Comm, hook: Hook) -> nn.Module:
 # ── bytes ───────────────────────────────────────────────────────────────────────────
 
 
-def sent_bytes(context: RankContext, side: str, names: Sequence[str]) -> dict[str, Any]:
+def sent_bytes(
+    context: RankContext, _folder: str, side: str, names: Sequence[str]
+) -> dict[str, Any]:
     """Bytes that this rank sends in BYTE_STEPS steps, by the byte meter."""
     unit, found = load(UNIT, side), {}
     for name in names:
@@ -138,6 +140,7 @@ def read_data(files: dict[str, str]) -> Images:
 
 def accuracy(
     context: RankContext,
+    _folder: str,
     side: str,
     name: str,
     files: dict[str, str],
@@ -166,7 +169,7 @@ def accuracy(
 # ── PowerSGD beside torch's ─────────────────────────────────────────────────────────
 
 
-def beside_torchs(context: RankContext, side: str, folder: str) -> list[float]:
+def beside_torchs(context: RankContext, folder: str, side: str) -> list[float]:
     """By step, the largest difference of a gradient from that of torch's own hook.
 
     Both train the convnet in torch's DDP, in float64, from the same first Q.

@@ -6,16 +6,15 @@ form: `step(tokens)` is a whole step and gives the loss.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks._ratios import in_turn
 from distlab.comm import Comm
 from distlab.curriculum import load
 from distlab.grading.kit.live_bytes import LiveBytes
@@ -29,8 +28,6 @@ from tests.corpora.both_ways import CONFIG, SMALL, leave, meet
 
 UNIT = "sharded_optimizer"
 BATCH = 8
-STEPS = 20
-GLOBAL_BATCH = 12  # divisible by 1, 2, 3 and 4 ranks
 WARM_UP = 3
 make_optimizer = partial(torch.optim.AdamW, lr=1e-2)
 
@@ -177,7 +174,7 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def held(
-    context: RankContext, side: str, folder: str, stage: int, is_small: bool = False
+    context: RankContext, folder: str, side: str, stage: int, is_small: bool = False
 ) -> dict[str, Any]:
     """Bytes held between backward() and step(), when there is state; and the formula.
 
@@ -202,7 +199,9 @@ def held(
     return {"held": {**found, "alive": alive}, "formula": {**formula, "alive": right}}
 
 
-def peers_held(context: RankContext, folder: str, is_small: bool) -> dict[str, Any]:
+def peers_held(
+    context: RankContext, folder: str, is_small: bool = False
+) -> dict[str, Any]:
     """What torch's two hold of the same model, after a backward()."""
     meet(context, folder)
     config = SMALL if is_small else CONFIG
@@ -219,79 +218,9 @@ def peers_held(context: RankContext, folder: str, is_small: bool) -> dict[str, A
     return found
 
 
-def parity(context: RankContext, side: str, folder: str) -> dict[str, list[float]]:
-    """The losses of STEPS steps in float64: of the whole batch, by all of them."""
-    comm, n = meet(context, folder), context.world_size
-    contestants: dict[str, Any] = {
-        f"stage{stage}": Ours(comm, make_transformer(SMALL), side, stage)
-        for stage in (1, 2, 3)
-    }
-    contestants["ZeroRedundancyOptimizer"] = Zro(make_transformer(SMALL))
-    contestants["FSDP2"] = Fsdp2(make_transformer(SMALL))
-    alone = Unsharded(make_transformer(SMALL))
-    losses: dict[str, list[float]] = {name: [] for name in (*contestants, "unsharded")}
-    for step in range(STEPS):
-        tokens = tokens_of(SMALL, step, GLOBAL_BATCH, 0)
-        for name, contestant in contestants.items():
-            loss = torch.tensor(
-                contestant.step(tokens.chunk(n)[context.rank]), dtype=torch.float64
-            )
-            losses[name].append(float(mean(loss)))
-        losses["unsharded"].append(alone.step(tokens))
-    leave()
-    return losses
-
-
-def mean(value: Tensor) -> Tensor:
-    """Of all ranks of torch's default group."""
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
-
-
-def save(context: RankContext, side: str, folder: str, count: int) -> list[float]:
-    """`count` steps at stage 2; each rank writes its part, rank 0 the weights."""
-    comm = meet(context, folder)
-    ours = Ours(comm, make_transformer(SMALL), side, 2)
-    losses = _losses(ours, range(count))
-    torch.save(ours.zero.state_dict(), Path(folder) / f"state{context.rank}.pt")
-    if context.rank == 0:
-        torch.save(ours.model.state_dict(), Path(folder) / "weights.pt")
-    leave()
-    return losses
-
-
-def go_on(context: RankContext, side: str, folder: str, count: int) -> list[float]:
-    """The steps from `count` on, from what another number of ranks has written."""
-    (Path(folder) / "again").mkdir(exist_ok=True)
-    comm = meet(context, f"{folder}/again")
-    model = make_transformer(SMALL)
-    model.load_state_dict(torch.load(Path(folder) / "weights.pt", weights_only=True))
-    ours = Ours(comm, model, side, 2)
-    files = sorted(Path(folder).glob("state*.pt"))
-    ours.zero.load_state_dict([torch.load(f, weights_only=True) for f in files])
-    losses = _losses(ours, range(count, STEPS))
-    leave()
-    return losses
-
-
-def _losses(ours: Ours, steps: range) -> list[float]:
-    found = []
-    for step in steps:
-        tokens = tokens_of(SMALL, step, GLOBAL_BATCH, 0).chunk(dist.get_world_size())
-        loss = torch.tensor(ours.step(tokens[dist.get_rank()]), dtype=torch.float64)
-        found.append(float(mean(loss)))
-    return found
-
-
-def alone() -> list[float]:
-    """The losses of one process."""
-    one = Unsharded(make_transformer(SMALL))
-    return [one.step(tokens_of(SMALL, s, GLOBAL_BATCH, 0)) for s in range(STEPS)]
-
-
 def step_pairs(
-    context: RankContext, side: str, folder: str, stage: int, peer: str, count: int
-) -> list[tuple[float, float]]:
+    context: RankContext, folder: str, side: str, stage: int, peer: str, count: int
+) -> list[tuple[float, ...]]:
     """Seconds of a step, ours and torch's, `count` times in turn."""
     comm = meet(context, folder)
     makers: dict[str, Callable[[nn.Module], Unsharded]] = {
@@ -304,16 +233,7 @@ def step_pairs(
         makers[peer](make_transformer(CONFIG).float()),
     ]
     tokens = tokens_of(CONFIG, 0, BATCH, context.rank)
-    found = []
-    for number in range(WARM_UP + count):
-        took = [0.0, 0.0]
-        # Whoever comes second finds warm caches: so they take turns.
-        for place in (0, 1) if number % 2 else (1, 0):
-            dist.barrier()
-            started = time.perf_counter()
-            both[place].step(tokens)
-            took[place] = time.perf_counter() - started
-        if number >= WARM_UP:
-            found.append((took[0], took[1]))
+    ways = [partial(one.step, tokens) for one in both]
+    found = in_turn(ways, count, warm_up=WARM_UP, before=dist.barrier)
     leave()
     return found

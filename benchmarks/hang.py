@@ -11,30 +11,28 @@ counted in /proc.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks._bars import Bench, Line, Report
 from distlab.grading.hostile import HostileResult, judge
 from distlab.grading.hostile_cases import FOLDER, HostileCase, read_cases
 from distlab.runner import Cluster
 from distlab.runner.autopsy import evidence
 from distlab.runner.processes import descendants
+from tests.corpora.hangs import HANGS, Hang
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from tests.corpora.hangs import HANGS, Hang  # noqa: E402
-
-BARS = {"autopsy_max_s": 1.5, "leftover_processes": 0, "wrong_verdicts": 0}
-AT_LEAST = {"hangs": 25, "hostile_cases": 40}
-Line = dict[str, Any]
+BENCH = Bench(
+    "hang",
+    __doc__,
+    at_least={"hangs": 25, "hostile_cases": 40},
+    at_most={"autopsy_max_s": 1.5, "leftover_processes": 0, "wrong_verdicts": 0},
+)
 
 
 def time_cases(cluster: Cluster, cases: Iterable[HostileCase]) -> list[Line]:
@@ -94,10 +92,11 @@ def warm_up(cluster: Cluster, cases: Sequence[HostileCase]) -> None:
     time_cases(cluster, units.values())
 
 
-def measure(cases: Sequence[HostileCase], programs: Sequence[Hang]) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
-    import torch
-
+def measure(
+    cases: Sequence[HostileCase] | None = None, programs: Sequence[Hang] = HANGS
+) -> Report:
+    """All figures, and a line for each case; of these cases, or of all."""
+    cases = read_cases(ROOT / FOLDER) if cases is None else cases
     able = [case for case in cases if not case.obstacle()]
     hanging = [case for case in able if case.call]
     before = set(descendants(os.getpid()))
@@ -109,58 +108,20 @@ def measure(cases: Sequence[HostileCase], programs: Sequence[Hang]) -> dict[str,
         lines += time_cases(cluster, [case for case in able if not case.call])
     left = sum(line["left"] for line in lines)
     left += len(set(descendants(os.getpid())) - before)
-    values = {
-        "hangs": len(timed),
-        "autopsy_max_s": max(timed, default=0.0),
-        "autopsy_p50_s": round(statistics.median(timed or [0.0]), 3),
-        "leftover_processes": left,
-        "hostile_cases": len(able),
-        "wrong_verdicts": sum(bool(line["problems"]) for line in lines),
-    }
-    return {
-        "bench": "hang",
-        "machine": {"cores": os.cpu_count(), "torch": torch.__version__},
-        "results": [_result(name, value) for name, value in values.items()],
-        "cases": lines,
-        "skipped": {c.id: c.obstacle() for c in cases if c.obstacle()},
-    }
-
-
-def _result(name: str, value: float) -> Line:
-    result: Line = {
-        "name": name,
-        "value": value,
-        "unit": "s" if name.endswith("_s") else "",
-    }
-    if name in BARS:
-        result |= {"bar": BARS[name], "met": value <= BARS[name]}
-    if name in AT_LEAST:
-        result |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
-    return result
-
-
-def missed(report: dict[str, Any]) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [r["name"] for r in report["results"] if not r.get("met", True)]
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    report = measure(read_cases(ROOT / FOLDER), HANGS)
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-        return 1 if missed(report) else 0
-    for line in report["cases"]:
-        for problem in line["problems"]:
-            print(f"{line['id']}  {line['title']}\n    {problem}")
-    for result in report["results"]:
-        bar = "" if result.get("met", True) else f"  MISSED, the bar is {result['bar']}"
-        print(f"{result['name']:<20} {result['value']:>8} {result['unit']}{bar}")
-    return 1 if missed(report) else 0
+    wrong = [f"{line['id']}: {what}" for line in lines for what in line["problems"]]
+    results = [
+        BENCH.line("hangs", len(timed)),
+        BENCH.line("autopsy_max_s", max(timed, default=0.0), "s"),
+        BENCH.line("autopsy_p50_s", round(statistics.median(timed or [0.0]), 3), "s"),
+        BENCH.line("leftover_processes", left),
+        BENCH.line("hostile_cases", len(able)),
+        BENCH.line(
+            "wrong_verdicts", sum(bool(w["problems"]) for w in lines), what=wrong
+        ),
+    ]
+    skipped = {c.id: c.obstacle() for c in cases if c.obstacle()}
+    return BENCH.report(results, cases=lines, skipped=skipped)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure))

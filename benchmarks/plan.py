@@ -17,7 +17,6 @@ same runs (_planners.py).
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import resource
@@ -30,9 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks._bars import Bars, Line, report_of, show
+from benchmarks._bars import Bench, Line, Report
 from benchmarks._planners import NotModeledError, StepTimer, available, versions
 from distlab.curriculum.units import load
 from distlab.given.planning import (
@@ -58,8 +55,8 @@ AT_MOST = {
     "simulation_peak_gib": 16.0,
 }
 AT_LEAST = {"published_runs": 12}
-BARS = Bars(AT_LEAST, AT_MOST)
-result = BARS.line
+BENCH = Bench("plan", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 CASES = 200  # random ones, for choose_layout
 LEFT_OUT = (
     "kernels other than large matrix products, such as norms, softmax and the loss, "
@@ -209,6 +206,7 @@ def _median_of(name: str, rows: Sequence[Line]) -> Line:
         n=len(both),
         ours=round(ours, 4),
         planner=name,
+        note=f"ours {ours:.4g} on the same runs",
     )
 
 
@@ -411,26 +409,34 @@ def simulation(unit: ModuleType) -> tuple[list[Line], list[Line]]:
 PARTS = ("published", "choice", "simulation")
 
 
-def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """Return all results of some parts, and the rows of the runs behind them."""
+def measure(only: str = "", docs: bool = False) -> Report:
+    """Return all results, or those of one part, and the rows of the runs behind them.
+
+    Raises:
+        SystemExit: docs/plan.md is to be updated, and a planner is missing.
+    """
     unit = formulas("reference")
     results: list[Line] = []
     rows: dict[str, list[Line]] = {"published": [], "simulation": []}
-    missing: dict[str, str] = {}
-    if "published" in parts:
-        timers, missing = available()
+    timers, missing = available()
+    if docs and missing:
+        raise SystemExit(f"--docs needs both planners: {missing}")
+    if only in ("", "published"):
         found, rows["published"] = published(unit, timers)
         results += found
-    if "choice" in parts:
+    if only in ("", "choice"):
         results += choice(unit)
-    if "simulation" in parts:
+    if only in ("", "simulation"):
         found, rows["simulation"] = simulation(unit)
         results += found
-    return {**report_of("plan", results), **rows, "missing": missing}
+    report = BENCH.report(results, **rows, missing=missing)
+    if docs:
+        write_docs(report)
+    return report
 
 
-def text(report: dict[str, Any]) -> list[str]:
-    """Return what is printed without --json."""
+def text(report: Report) -> list[str]:
+    """Return the rows, which are printed above the figures without --json."""
     lines: list[str] = []
     for source, rows in itertools.groupby(report["published"], lambda r: r["source"]):
         lines.append(source)
@@ -446,13 +452,8 @@ def text(report: dict[str, Any]) -> list[str]:
         model = f"  {row['model']:<12} {row['gpus']:>5}  {row['layout']:<36}"
         seconds = f"{row['formula_s']:>8.3f} s {row['simulated_s']:>8.3f} s"
         lines.append(f"{model} {seconds} {row['error']:+.2%}")
-    for one in report["results"]:
-        figure = f"{one['name']:<26} {one['value']:>10g} {one['unit']}"
-        ours = f"  ours {one['ours']:g} on the same runs" if "ours" in one else ""
-        lines.append(f"{figure}{BARS.told(one)}{ours}".rstrip())
-    for name, why in report["missing"].items():
-        lines.append(f"{name} is skipped: {why}")
-    return lines
+    missing = report["missing"].items()
+    return lines + [f"{name} is skipped: {why}" for name, why in missing]
 
 
 def _error(other: Line, digits: str) -> str:
@@ -523,20 +524,5 @@ def write_docs(report: dict[str, Any], path: Path = DOCS) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def main() -> int:
-    """Measure and print; return 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--docs", action="store_true", help="update docs/plan.md")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
-    arguments = parser.parse_args()
-    report = measure((arguments.only,) if arguments.only else PARTS)
-    if arguments.docs and report["missing"]:
-        parser.error(f"--docs needs both planners: {report['missing']}")
-    if arguments.docs:
-        write_docs(report)
-    return show(report, lambda _: text(report), as_json=arguments.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, text, only=PARTS, docs=False))

@@ -6,8 +6,7 @@ save to the line with the verdict is taken: 40 times for one task, 10 times for 
 the others, which play the sizes of their own. The peer runs the scenario of the first
 task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
 
-A task with a time limit of its own forms process groups of torch again: its seconds
-are shown and have no bar.
+Seconds differ by 2.5 between machines, so they are shown and have no bar.
 
     distlab bench verdict [--json]
     python benchmarks/verdict.py --phase 3 [--json]
@@ -15,7 +14,6 @@ are shown and have no bar.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import summary
 from distlab.curriculum import load_curriculum
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ COURSE = (
     "solutions",
     *(phase.folder for phase in load_curriculum(ROOT).phases),
 )
-BAR_P50_S, BAR_P95_S = 0.4, 0.8
+BENCH = Bench("verdict", __doc__)
 
 
 class Watcher:
@@ -154,74 +154,35 @@ def quantiles(seconds: list[float]) -> tuple[float, float]:
     return statistics.median(seconds), sorted(seconds)[int(0.95 * len(seconds))]
 
 
-def each_task(phase: int) -> list[dict[str, Any]]:
-    """Two results for every other task of the phase."""
-    results: list[dict[str, Any]] = []
+def each_task(phase: int) -> list[Line]:
+    """Two figures for every other task of the phase."""
+    lines = []
     units = load_curriculum(ROOT).phase(phase).units
     for task in (task for unit in units for task in unit.tasks):
-        if task.id == TASK:
-            continue
-        has_bar = task.time_limit_s == type(task).time_limit_s
-        values = quantiles(saves(task.id, SAVES_OF_OTHERS if has_bar else 3)[0])
-        for name, value, bar in zip(
-            ("p50", "p95"), values, (BAR_P50_S, BAR_P95_S), strict=True
-        ):
-            row = {"name": f"{task.number}_{name}_s", "value": round(value, 3)}
-            row |= {"unit": "s", "task": task.id, "bar": bar if has_bar else None}
-            results.append(row)
-    return results
+        if task.id != TASK:
+            has_own_limit = task.time_limit_s != type(task).time_limit_s
+            seconds, _ = saves(task.id, 3 if has_own_limit else SAVES_OF_OTHERS)
+            for name, value in zip(("p50", "p95"), quantiles(seconds), strict=True):
+                name = f"{task.number}_{name}_s"
+                lines.append(BENCH.line(name, round(value, 3), "s", task=task.id))
+    return lines
 
 
-def measure(phase: int) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
-    import torch
-
+def measure(phase: int) -> list[Line]:
+    """All figures; those of the other tasks are of this phase."""
     seconds, pairs = saves(TASK, SAVES, PAIRS)
-    ratio = statistics.median(peer / ours for ours, peer in pairs)
-    p50, p95 = quantiles(seconds)
-    results = [
-        {"name": "warm_p50_s", "value": round(p50, 3), "unit": "s", "n": SAVES},
-        {"name": "warm_p95_s", "value": round(p95, 3), "unit": "s", "n": SAVES},
-        {
-            "name": "ratio_spawn_over_warm",
-            "value": round(ratio, 1),
-            "unit": "peer/ours",
-            "peer": "torch.multiprocessing.spawn",
-            "ours_s": round(statistics.median(o for o, _ in pairs), 3),
-            "peer_s": round(statistics.median(p for _, p in pairs), 3),
-            "n": PAIRS,
-        },
-        {
-            "name": f"cold_phase{phase}_s",
-            "value": round(cold_phase(phase), 2),
-            "unit": "s",
-            "n": 1,
-        },
+    p50_s, p95_s = quantiles(seconds)
+    ratio = summary([[(peer_s, ours_s) for ours_s, peer_s in pairs]])
+    more = {"peer": "torch.multiprocessing.spawn", "n": PAIRS}
+    cold_s = cold_phase(phase)
+    return [
+        BENCH.line("warm_p50_s", round(p50_s, 3), "s", n=SAVES, world_sizes=WORLDS),
+        BENCH.line("warm_p95_s", round(p95_s, 3), "s", n=SAVES, world_sizes=WORLDS),
+        BENCH.line("ratio_spawn_over_warm", round(ratio["value"], 1), "×", **more),
+        BENCH.line(f"cold_phase{phase}_s", round(cold_s, 2), "s", n=1),
         *each_task(phase),
     ]
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__}
-    return {
-        "bench": "verdict",
-        "machine": machine,
-        "task": TASK,
-        "world_sizes": list(WORLDS),
-        "results": results,
-    }
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--phase", type=int, default=1, help="whose tasks, beside 1.4")
-    arguments = parser.parse_args()
-    report = measure(arguments.phase)
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-        return
-    for result in report["results"]:
-        print(f"{result['name']:<24} {result['value']:>8} {result['unit']}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(BENCH.main(measure, phase=1))

@@ -182,11 +182,11 @@ def solutions_see_comm_only(files: Files) -> list[str]:
 
 
 def benchmarks_do_without_tests(files: Files) -> list[str]:
-    """Tests try the benchmarks, so the two share only the corpora."""
+    """Tests try the benchmarks, so the two share only the corpora and the browser."""
     return [
         f"{path} imports {name}"
         for path, name in imports(files, "benchmarks/")
-        if within(name, "tests") and not within(name, "tests.corpora")
+        if within(name, "tests") and not within(name, "tests.corpora", "tests.browser")
     ]
 
 
