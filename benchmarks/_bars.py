@@ -46,18 +46,20 @@ class Bench:
         least, most = more.get("lower", value), more.get("upper", value)
         if name in self.at_least:
             bar = self.at_least[name]
-            line |= {"bar": bar, "met": least is not None and least >= bar}
+            line |= {"bar": bar, "sign": "≥"}
+            line["met"] = least is not None and least >= bar
         if name in self.at_most:
             bar = self.at_most[name]
             is_met = line.get("met", True) and most is not None and most <= bar
-            line |= {"bar": bar, "met": is_met}
+            line |= {"bar": bar, "sign": "≤", "met": is_met}
         return line
 
     def ratio(self, name: str, launches: Launches, peer: str, **more: Any) -> Line:
         """How long ours takes by a peer, with its bounds: see `_ratios.summary`."""
         return self.line(name, **{**summary(launches), "peer": peer, **more})
 
-    def row(self, line: Line) -> str:
+    @staticmethod
+    def row(line: Line) -> str:
         """A figure as it is printed; it ends in MISSED if it misses its bar."""
         value = line["value"]
         shown = f"{value:.6g}" if isinstance(value, int | float) else "null"
@@ -66,8 +68,8 @@ class Bench:
             told += f"  {bound} {line[bound]:.4g}" if bound in line else ""
         told += f"  {line['note']}" if line.get("note") else ""
         if "bar" in line:
-            sign = "≤" if line["name"] in self.at_most else "≥"
-            told += f"  bar {sign} {line['bar']:g}" + "  MISSED" * (not line["met"])
+            told += f"  bar {line['sign']} {line['bar']:g}"
+            told += "" if line["met"] else "  MISSED"
         return told.rstrip()
 
     def text(self, results: Sequence[Line]) -> list[str]:

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import _engine_ranks as ranks
-from benchmarks import _outside_engines as outside
 from benchmarks._bars import Bench, Line, Report
 from distlab.engines import PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster
+from tests.corpora import engine_ranks as ranks
+from tests.corpora import outside_engines as outside
 
 STEPS, BAR = 20, 1e-10
 ACCURACY_BAR = 0.01

@@ -36,12 +36,12 @@ from torch.utils.data import DataLoader
 
 from benchmarks._bars import Bench, Line
 from benchmarks._ratios import in_turn
-from benchmarks._torchvision import torchvision
 from distlab.data.images import open_images
 from distlab.data.loader import ImageLoader
 from distlab.data.make import make
 from distlab.data.transforms import TrainTransform, normalized
 from distlab.models.convnet import make_convnet
+from tests.corpora.torchvision_here import torchvision
 
 BENCH = Bench("loader", __doc__)
 PAIRS, NUM_IMAGES, NUM_WORKERS, BATCH = 7, 256, 2, 32

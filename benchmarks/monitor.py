@@ -40,8 +40,7 @@ from benchmarks import _monitor_cpu as cpu
 from benchmarks import _monitor_faults as faults
 from benchmarks._bars import Bench, Line
 from benchmarks._ratios import Pair
-from distlab.curriculum import load_curriculum, read_source
-from distlab.curriculum.choose import Choice
+from distlab.curriculum import load
 from distlab.data.idx_sets import find_files
 from distlab.monitor.jsonl import read_folder
 from distlab.monitor.suspected import suspected
@@ -101,13 +100,6 @@ def _median_us(seconds: Sequence[float]) -> float:
     return round(statistics.median(seconds) * 1e6, 1)
 
 
-def reference_unit() -> ModuleType:
-    """The reference's unit `monitoring`."""
-    curriculum = load_curriculum()
-    unit = read_source(curriculum, curriculum.units["monitoring"], "reference")
-    return Choice(source=unit, reference=unit, grafts=(), parts=()).load()
-
-
 def costs(folder: Path, num_pairs: int, unit: ModuleType) -> tuple[list[Costs], Line]:
     """Pairs of trainings, in either order; and who was named in them."""
     wishes = Wishes(
@@ -141,7 +133,7 @@ def costs(folder: Path, num_pairs: int, unit: ModuleType) -> tuple[list[Costs], 
 def measure(pairs: int) -> list[Line]:
     """All figures."""
     before = set(descendants(os.getpid()))
-    unit = reference_unit()
+    unit = load("monitoring", "reference")
     with tempfile.TemporaryDirectory(prefix="distlab-bench-") as temporary:
         folder = Path(temporary)
         images = folder / "few"

@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks import _recovery_jobs as jobs
 from benchmarks._bars import Bench, Line, Report
+from tests.corpora import recovery_jobs as jobs
 
 AT_LEAST = {"kills": 30, "ratio_torchrun_over_ours": 10, "bit_equal": 1}
 AT_MOST = {"p50_s": 0.3, "p95_s": 0.6, "lost_steps": 0}

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks._bars import Bench, Report
 
-CASE = Path(__file__).with_name("_torch_suite_case.py")
+CASE = Path(__file__).parents[1] / "tests" / "corpora" / "torch_suite_case.py"
 ABOUT_DDP = re.compile(
     r"ddp|DistributedDataParallel|SyncBatchNorm|unused|undefined_grad|static_graph"
     r"|stateless|forward_backward_hook",

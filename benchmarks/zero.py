@@ -24,6 +24,7 @@ from benchmarks import _zero_ranks as ranks
 from benchmarks._bars import Bench, Line
 from benchmarks._ratios import on_ranks, slowest
 from distlab.runner import Cluster
+from tests.corpora import sharded
 
 LAUNCHES, PAIRS = 5, 16
 WORLDS = (2, 4)  # at which bytes are counted
@@ -44,7 +45,7 @@ def held(cluster: Cluster, side: str, stage: int) -> Line:
     """The bytes of a stage beside the formula, on the rank where they differ most."""
     errors, last = [], {}
     for n in WORLDS:
-        for own in on_ranks(cluster, ranks.held, n, side, stage):
+        for own in on_ranks(cluster, sharded.held, n, side, stage):
             errors += [
                 abs(own["held"][kind] / right - 1)
                 for kind, right in own["formula"].items()
@@ -56,7 +57,7 @@ def held(cluster: Cluster, side: str, stage: int) -> Line:
 
 def peers(cluster: Cluster, n: int) -> list[Line]:
     """What torch's two hold of the same model."""
-    found = on_ranks(cluster, ranks.peers_held, n)
+    found = on_ranks(cluster, sharded.peers_held, n)
     return [
         BENCH.line(
             f"held_{name}_n{n}",

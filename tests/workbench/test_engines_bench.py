@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import _outside_engines as outside
 from benchmarks import engines
 from benchmarks._bars import missed
+from tests.corpora import outside_engines as outside
 
 SAME = outside.Gaps(loss=0.0, weights=1e-16, accuracy=0.0)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _recovery_jobs as jobs
 from benchmarks import recovery
 from benchmarks._bars import Line, missed
+from tests.corpora import recovery_jobs as jobs
 
 TIMES = (10.02, 10.03, 10.05, 10.06, 10.1)
 STAGES = dict(zip(recovery.STAGES, TIMES, strict=True))

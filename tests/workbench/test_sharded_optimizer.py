@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks import _zero_ranks as ranks
 from distlab.curriculum import load
 from distlab.grading.checks.sharded_optimizer import plan as plans
 from distlab.grading.checks.sharded_optimizer.scenarios import (
@@ -32,6 +31,7 @@ from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.grading.kit.plain_sgd import PlainSGD
 from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run as simulate
+from tests.corpora import sharded as ranks
 from tests.corpora.both_ways import leave, meet
 
 SIDE = "reference"
@@ -43,7 +43,7 @@ GLOBAL_BATCH = 12  # divisible by 1, 2, 3 and 4 ranks
 @pytest.fixture(scope="module", autouse=True)
 def warm(cluster: Cluster) -> None:
     """Before ranks are forked: what each would import by itself."""
-    cluster.warm("torch._dynamo", "torch.distributed.fsdp", "benchmarks._zero_ranks")
+    cluster.warm("torch._dynamo", "torch.distributed.fsdp", "tests.corpora.sharded")
 
 
 def ran(cluster: Cluster, program: Any, n: int, *values: Any) -> list[Any]:

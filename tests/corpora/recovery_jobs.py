@@ -1,4 +1,4 @@
-"""The jobs of benchmarks/recovery.py: started, ranks of them killed, stamps read."""
+"""Launched trainings: started, ranks of them killed, and their stamps read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = Path(__file__).with_name("_recovery_train.py")
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("recovery_train.py")
 WORLD_SIZE, STANDBYS = 3, 1
 PATIENCE_S = 600.0  # for anything that a job is waited for
 SETTLE_STEPS = 20  # by a new group, before the next kill

@@ -1,6 +1,6 @@
 """Run the reference through the autograder again and again while the CPU is busy.
 
-    python benchmarks/soak.py --times 20
+    python -m tests.soak --times 20
 
 A verdict must not depend on how fast the machine is. Beside the graded ranks, one
 process per core does nothing but count, so that ranks are scheduled late and in unusual

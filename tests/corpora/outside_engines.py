@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import _engine_ranks as ranks
 from distlab.data.digits import load_digits_split
 from distlab.engines import PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
 
 STEPS = 20
 GIVEN: dict[str, Any] = {"epochs": 2, "batch_size": 8, "num_gpus": 2}

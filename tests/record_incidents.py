@@ -1,6 +1,6 @@
 """Record the runs of 4.12: four real ranks train, and one fault is injected.
 
-    python benchmarks/record_incidents.py [--only killed] [--out FOLDER]
+    python -m tests.record_incidents [--only killed] [--out FOLDER]
 
 distlab/chaos/incidents.py says how. What was injected is kept beside what was seen;
 4.12's function gets reports and events only.
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from distlab.chaos.incidents import PAUSE, InjectedFault, played
+from distlab.data.make import make
+from distlab.given import incidents as given
+from distlab.runner.processes import become_subreaper, end_descendants
 
-from distlab.chaos.incidents import PAUSE, InjectedFault, played  # noqa: E402
-from distlab.data.make import make  # noqa: E402
-from distlab.given import incidents as given  # noqa: E402
-from distlab.runner.processes import become_subreaper, end_descendants  # noqa: E402
-
-FOLDER = ROOT / "phase4_production" / "incidents"
+FOLDER = Path(__file__).parents[1] / "phase4_production" / "incidents"
 FAULTS = {
     "healthy": InjectedFault(given.NOTHING),
     "pause": InjectedFault(PAUSE, 2, 9),

@@ -1,6 +1,6 @@
-"""The training of benchmarks/recovery.py: the digits, and a stamp for each step.
+"""The training of recovery_jobs.py: the digits, and a stamp for each step.
 
-    _recovery_train.py STEPS FOLDER
+    recovery_train.py STEPS FOLDER
 
 Each rank writes `FOLDER/stamps/<rank>.<pid>`: a line for each completed step, with its
 time. Where FOLDER/checkpoints is, it saves there. A step takes 10 ms longer as long as

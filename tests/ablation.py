@@ -1,6 +1,6 @@
 """Take out each assertion of the checks in turn; the catalogue must notice.
 
-    python benchmarks/ablation.py [--only TASK]
+    python -m tests.ablation [--only TASK]
 
 Exits with 1 if an assertion is idle or silent and not excused in `EXCUSED`.
 """

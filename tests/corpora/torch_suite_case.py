@@ -6,7 +6,7 @@ signature, in its place before the test begins. Its ranks are spawned and import
 module again, which is why the exchange happens at import.
 
     DISTLAB_SUITE=ours|torch BACKEND=gloo WORLD_SIZE=3 TEMP_DIR=… \
-        python benchmarks/_torch_suite_case.py test_ddp_… | --list
+        python tests/corpora/torch_suite_case.py test_ddp_… | --list
 
 Prints one JSON object: the outcome (passed, skipped, refused or failed) and its text.
 An error that this module or distlab raises on purpose counts as refused.
@@ -19,10 +19,7 @@ import os
 import re
 import sys
 import unittest
-from pathlib import Path
 from typing import Any, NoReturn
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the ranks import this by its path
 
 import torch
 import torch.distributed as dist
