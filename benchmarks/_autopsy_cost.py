@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._bars import Bench, Line
-from benchmarks._ratios import Pair
 
 ROOT = Path(__file__).parents[1]
 RANKS, LAUNCHES, LIMIT_S = 2, 5, 240.0
@@ -44,19 +43,12 @@ def overhead(bench: Bench, launches: int = LAUNCHES) -> list[Line]:
         bench.ratio("overhead_processor", found["cpu"], peer),
         bench.ratio("overhead_clock", found["clock"], peer),
         bench.line("flight_recorder_call_us", round(1e6 * call_s, 4), "µs"),
-        bench.line("unrecorded_launch", round(_unlike(bare), 4), "first/second"),
     ]
 
 
 def _seconds_of_a_call(launches: list[list[dict[str, Any]]]) -> float:
     found = [float(rank["call_s"]) for ranks in launches for rank in ranks]
     return statistics.median(found)
-
-
-def _unlike(launches: list[list[dict[str, Any]]]) -> float:
-    """The ratio between rounds that are alike: how sure a ratio can be here."""
-    pairs: list[Pair] = [p for ranks in launches for rank in ranks for p in rank["cpu"]]
-    return float(statistics.median(one / other for one, other in pairs))
 
 
 def _launch(*, recorded: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlab.runner.processes import descendants
+from distlab.runner.processes import end_descendants
 from tests.corpora.autopsy_scripts import APART, Script
 
 ROOT = Path(__file__).parents[1]
@@ -103,17 +103,11 @@ def run(
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End a process, and those that it has started and not ended."""
-    started = [process.pid, *descendants(process.pid)]
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            for pid in reversed(started):
-                if _is_alive(pid):
-                    os.kill(pid, signal.SIGKILL)
+            end_descendants(process.pid)
+            process.kill()
             process.wait()
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

@@ -149,10 +149,9 @@ def on_full_disk(
             if step == 5:  # full during steps 4 and 5
                 with suppress(unit.CheckpointError):
                     saver.wait()
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         except unit.CheckpointError as error:
             warned.append((step, str(error)))
-            if step == 5:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if step == 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     saver.wait()
     return {"trained": trained, "warned": warned}

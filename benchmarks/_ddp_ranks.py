@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import time
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,21 +111,17 @@ def overlap(context: RankContext, folder: str, side: str) -> list[list[float]]:
     return found[WARM_UP:]
 
 
-def peak_bytes(
-    context: RankContext, folder: str, side: str, whose: str
-) -> dict[str, int]:
+def peak_bytes(context: RankContext, folder: str, side: str, whose: str) -> int:
     """The most bytes of tensors alive at once, from before wrapping to after a step.
 
     Weights are not in it: the model is there before. The batch is one short sequence,
-    so that gradients and buckets are nearly all that is. And by how much the process
-    grew meanwhile, gloo's own buffers included.
+    so that gradients and buckets are nearly all that is.
     """
     comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(CONFIG, seed=0).float()
     tokens = tokens_of(CONFIG, 1, context.rank)[:, :2]
     dist.all_reduce(torch.ones(1))
-    before = _resident()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -134,10 +129,8 @@ def peak_bytes(
         for _ in range(3):
             ddp.zero_grad()
             next_token_loss(ddp(tokens), tokens).backward()
-    grown = _resident(peak=True) - before
     leave()
-    gradients = sum(p.nbytes for p in model.parameters())
-    return {"peak": _peak(profile), "grown": grown, "gradients": gradients}
+    return _peak(profile)
 
 
 def _peak(profile: Any) -> int:
@@ -152,12 +145,3 @@ def _peak(profile: Any) -> int:
         now += num_bytes
         most = max(most, now)
     return most
-
-
-def _resident(*, peak: bool = False) -> int:
-    key = "VmHWM:" if peak else "VmRSS:"
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    lines = status.read_text().splitlines()
-    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(key))

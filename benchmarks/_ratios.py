@@ -70,21 +70,12 @@ def ratio_of(launches: Launches) -> float:
     return statistics.median(ours / peer for pairs in launches for ours, peer in pairs)
 
 
-def upper_bound(launches: Launches, seed: int = 0) -> float:
-    """Below it the ratio is with 95 % confidence, by bootstrap.
+def _resampled(launches: Launches, seed: int) -> list[float]:
+    """The ratios of a bootstrap, in order.
 
     Launches are drawn anew, and pairs inside of each: what differs from launch to
     launch counts as much as what differs from pair to pair.
     """
-    return _resampled(launches, seed)[int(0.95 * RESAMPLED)]
-
-
-def lower_bound(launches: Launches, seed: int = 0) -> float:
-    """Above it the ratio is with 95 % confidence, as for `upper_bound`."""
-    return _resampled(launches, seed)[int(0.05 * RESAMPLED)]
-
-
-def _resampled(launches: Launches, seed: int) -> list[float]:
     draw = random.Random(seed)
     found = []
     for _ in range(RESAMPLED):
@@ -97,7 +88,10 @@ def _resampled(launches: Launches, seed: int) -> list[float]:
 
 
 def summary(launches: Launches) -> dict[str, Any]:
-    """The median of the ratios with its bounds, both sides' seconds, and how many."""
+    """The median of the ratios, both sides' seconds, and how many.
+
+    With 95 % confidence the ratio is above `lower`; the same goes for below `upper`.
+    """
     pairs = [pair for own in launches for pair in own]
     ratios = sorted(ours / other for ours, other in pairs)
     drawn = _resampled(launches, seed=0)

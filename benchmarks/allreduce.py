@@ -6,9 +6,7 @@
 Both run in the same processes on the same gloo group, pair by pair: ours and gloo's
 in turns, the one first and then the other. A ratio is the median over the pairs of all
 launches; `upper` is what it stays below in 95 % of the resamplings of launches and
-pairs. Columns are those of nccl-tests:
-
-    algbw = S / t        busbw = algbw · 2(n - 1)/n      in 10^9 bytes per second
+pairs. The JSON has algbw = S / t and busbw = algbw · 2(n - 1)/n too, as nccl-tests.
 
 On one machine every byte that is sent is copied twice by a processor, into the kernel
 and out of it. So `copy_limit` is a time that no all-reduce over sockets can beat:

@@ -56,6 +56,7 @@ _line = BENCH.line
 STATE_BYTES, SMALL_BYTES, WORLD = 832 << 20, 208 << 20, 2
 ROUNDS, LAUNCHES, DAMAGES, KILLS = 6, 4, 2000, 200
 KILLED_BYTES = 4 << 20
+UNIT = load("fault_tolerance", "reference")
 PRELOAD = ("torch._dynamo", damage.__name__)
 Launches = list[list[Pair]]
 
@@ -73,7 +74,7 @@ def stalls(
     by_sync: Launches = []
     by_dcp: Launches = []
     for _ in range(launches):
-        with tempfile.TemporaryDirectory(dir=_real_folder()) as disk:
+        with _disk() as disk:
             how = disk, parts, num_bytes, rounds, planted
             rows = slowest(
                 on_ranks(cluster, ranks.stalls, WORLD, *how, limits=damage.LIMITS)
@@ -83,11 +84,11 @@ def stalls(
     return by_sync, by_dcp
 
 
-def _real_folder() -> str:
+def _disk() -> tempfile.TemporaryDirectory[str]:
     """A folder on a disk that git does not see; /tmp may be memory."""
     folder = Path(__file__).parents[1] / ".distlab"
     folder.mkdir(exist_ok=True)
-    return str(folder)
+    return tempfile.TemporaryDirectory(dir=folder)
 
 
 def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line]:
@@ -119,36 +120,37 @@ def saved_in(cluster: Cluster, parts: dict[str, Any], folder: str) -> Path:
 
 def of_damage(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """Torn and flipped files."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
-        tally = damage.damaged(unit.load, saved_in(cluster, parts, folder), count)
+    with _disk() as folder:
+        tally = damage.damaged(UNIT.load, saved_in(cluster, parts, folder), count)
     return [
         _line("corruptions", tally.done, f"in {len(tally.files)} files"),
-        _line("corruptions_missed", len(tally.missed), what=damage.shown(tally.missed)),
+        _line(
+            "corruptions_missed", len(tally.missed), what=tally.missed[: damage.SHOWN]
+        ),
     ]
 
 
 def of_kills(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """Killed ranks."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         place = Path(folder)
-        tally = damage.killed(cluster, unit.load, parts, place, count, KILLED_BYTES)
+        tally = damage.killed(cluster, UNIT.load, parts, place, count, KILLED_BYTES)
     return [
         _line("kills_while_saving", tally.saving, f"of {tally.done} kills"),
-        _line("unloadable", len(tally.unloadable), what=damage.shown(tally.unloadable)),
+        _line(
+            "unloadable", len(tally.unloadable), what=tally.unloadable[: damage.SHOWN]
+        ),
     ]
 
 
 def of_full_disk(cluster: Cluster, parts: dict[str, Any]) -> list[Line]:
     """Training goes on, and says what is wrong."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         run = cluster.run(
             ranks.on_full_disk, WORLD, parts, folder, limits=damage.LIMITS
         )
         values = run.require_finished().values
-        found = unit.load(RealDisk(folder))
+        found = UNIT.load(RealDisk(folder))
     warned = values[0]["warned"]
     return [
         _line("disk_full_steps_trained", min(v["trained"] for v in values), "of 8"),
@@ -160,10 +162,9 @@ def of_full_disk(cluster: Cluster, parts: dict[str, Any]) -> list[Line]:
 def of_planted(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """The bars reject a save that waits, and a load without checksums."""
     by_sync, _ = stalls(cluster, parts, rounds=3, launches=1, planted=True)
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         place = saved_in(cluster, parts, folder)
-        tally = damage.damaged(damage.without_checksums(unit), place, count)
+        tally = damage.damaged(damage.without_checksums(UNIT), place, count)
     ratio, missed = ratio_of(by_sync), len(tally.missed)
     rejected = (ratio > AT_MOST["stall_ratio_vs_sync"]) + (missed > 0)
     return [

@@ -60,22 +60,14 @@ def overlap(cluster: Cluster, side: str) -> Line:
     )
 
 
-def memory(cluster: Cluster, side: str) -> list[Line]:
-    """Peaks of tensors, and how much the processes grew; on fresh ranks for each."""
+def memory(cluster: Cluster, side: str) -> Line:
+    """Peaks of tensors, on fresh ranks for each."""
     ours, torchs = (
         on_ranks(cluster, ranks.peak_bytes, 2, side, whose) for whose in ("ours", "")
     )
-    lines = []
-    for name, key in (
-        ("ratio_peak_memory", "peak"),
-        ("ratio_resident_growth", "grown"),
-    ):
-        own, peer = (max(told[key] for told in found) for found in (ours, torchs))
-        value = round(own / peer, 4) if peer else None
-        more = {"peer": PEER, "ours_bytes": own, "peer_bytes": peer}
-        more["gradient_bytes"] = ours[0]["gradients"]
-        lines.append(BENCH.line(name, value, "ours/peer", **more))
-    return lines
+    own, peer = max(ours), max(torchs)
+    more = {"peer": PEER, "ours_bytes": own, "peer_bytes": peer}
+    return BENCH.line("ratio_peak_memory", round(own / peer, 4), "ours/peer", **more)
 
 
 def measure(code: str) -> list[Line]:
@@ -84,7 +76,7 @@ def measure(code: str) -> list[Line]:
         return [
             *(steps(cluster, code, n, *size) for n, size in SIZES.items()),
             overlap(cluster, code),
-            *memory(cluster, code),
+            memory(cluster, code),
         ]
 
 

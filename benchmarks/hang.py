@@ -52,12 +52,8 @@ def _line(result: HostileResult) -> Line:
     }
 
 
-def time_programs(cluster: Cluster, hangs: Iterable[Hang]) -> list[Line]:
-    """Run each program; one line of the report for each."""
-    return [_run(cluster, hang) for hang in hangs]
-
-
-def _run(cluster: Cluster, hang: Hang) -> Line:
+def time_program(cluster: Cluster, hang: Hang) -> Line:
+    """Run a program; the line of the report for it."""
     before = set(descendants(os.getpid()))
     started = time.monotonic()
     run = cluster.run(hang.program, hang.world_size)
@@ -86,12 +82,6 @@ def _run(cluster: Cluster, hang: Hang) -> Line:
     }
 
 
-def warm_up(cluster: Cluster, cases: Sequence[HostileCase]) -> None:
-    """Judge a hang of each unit untimed: what it imports is in the zygote then."""
-    units = {case.task.partition(".")[0]: case for case in cases}
-    time_cases(cluster, units.values())
-
-
 def measure(
     cases: Sequence[HostileCase] | None = None, programs: Sequence[Hang] = HANGS
 ) -> Report:
@@ -102,8 +92,10 @@ def measure(
     before = set(descendants(os.getpid()))
     with Cluster(preload=("tests.corpora.hangs",)) as cluster:
         cluster.start()
-        warm_up(cluster, hanging)
-        lines = time_cases(cluster, hanging) + time_programs(cluster, programs)
+        # A hang of each unit is judged untimed: what it imports is in the zygote then.
+        time_cases(cluster, {c.task.partition(".")[0]: c for c in hanging}.values())
+        lines = time_cases(cluster, hanging)
+        lines += [time_program(cluster, program) for program in programs]
         timed = [line["seconds"] for line in lines]
         lines += time_cases(cluster, [case for case in able if not case.call])
     left = sum(line["left"] for line in lines)

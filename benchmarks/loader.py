@@ -104,10 +104,8 @@ def cpu_time(root: Path, num_pairs: int) -> list[Line]:
         return [line | {"what": [f"no ratio to torchvision: {error}"]}]
     found = {}
     for name, transform in (("", FAST), ("_full", FULL)):
-        ways = (ours(root, transform), peer)
-        took = in_turn(
-            [partial(read, way) for way in ways], num_pairs, clock=time.process_time
-        )
+        ways = [partial(read, loader) for loader in (ours(root, transform), peer)]
+        took = in_turn(ways, num_pairs, clock=time.process_time)
         num_images = read(peer)
         found[name] = [(own / num_images, other / num_images) for own, other in took]
     return [

@@ -45,10 +45,6 @@ RANK = Path(__file__).with_name("_nodes_rank.py")
 LIMIT_S = 400.0
 
 
-class SkippedError(Exception):
-    """This machine lacks something; the message names it."""
-
-
 def measure(inside: bool = False) -> Report:
     """All figures; none if this machine lacks something, and then why.
 
@@ -60,7 +56,7 @@ def measure(inside: bool = False) -> Report:
         if not inside:
             return enter()
         return BENCH.report(lines_of(train_on_both()))
-    except (SkippedError, NamespaceError) as skipped:
+    except NamespaceError as skipped:
         return BENCH.report([], skipped=str(skipped))
 
 
@@ -73,25 +69,25 @@ def expect_tools() -> None:
     """See that the programs are here.
 
     Raises:
-        SkippedError: one is not.
+        NamespaceError: one is not.
     """
     if not sys.platform.startswith("linux"):
-        raise SkippedError(f"network namespaces are Linux's; this is {sys.platform}")
+        raise NamespaceError(f"network namespaces are Linux's; this is {sys.platform}")
     for tool in TOOLS:
         if shutil.which(tool) is None:
-            raise SkippedError(f"there is no program {tool} (package iproute2)")
+            raise NamespaceError(f"there is no program {tool} (package iproute2)")
 
 
 def enter() -> Report:
     """Measure in a user and network namespace that ends with this.
 
     Raises:
-        SkippedError: the system does not let us have one.
+        NamespaceError: the system does not let us have one.
     """
     new = ["unshare", "--user", "--map-root-user", "--net"]
     tried = subprocess.run([*new, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise SkippedError(f"unshare --user --net: {tried.stderr.strip()}")
+        raise NamespaceError(f"unshare --user --net: {tried.stderr.strip()}")
     own = [sys.executable, "-m", "benchmarks.nodes", "--inside", "--json"]
     new += ["--fork", "--kill-child", *own]
     done = subprocess.run(new, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)

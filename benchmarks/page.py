@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._bars import Bench, Line
-from distlab.runner import RankContext
+from benchmarks._sim_runs import ring
 from distlab.sim import run
 from distlab.trace import to_html
 from tests.browser import PROGRAM, Browser, browser
@@ -30,19 +30,10 @@ BENCH = Bench("page", __doc__, at_most={"ready_ms_n64": 2000.0})
 _DATA = "document.documentElement.dataset"
 
 
-def ring(context: RankContext, size: int) -> None:
-    """Pass `size` numbers all the way round, twice: a ring all-reduce's messages."""
-    comm, n = context.comm, context.world_size
-    received = torch.zeros(size)
-    for _ in range(2 * (n - 1)):
-        sending = comm.isend(torch.ones(size), (comm.rank + 1) % n)
-        comm.recv(received, (comm.rank - 1) % n)
-        sending.wait()
-
-
 def figures(web: Browser, world_size: int, folder: Path) -> list[Line]:
     """One page: written once, opened `TIMES` times."""
-    done = run(ring, world_size, 16, journal=world_size <= 64)
+    data = torch.zeros(16 * world_size)
+    done = run(ring, world_size, data, journal=world_size <= 64)
     path = folder / f"{world_size}.html"
     started = time.process_time()
     to_html(done, path, title=f"Ring all-reduce, {world_size} ranks")

@@ -30,17 +30,10 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks._bars import Bench, Line, Report
-from benchmarks._planners import NotModeledError, StepTimer, available, versions
+from benchmarks._planners import NotModeledError, StepTimer, available, version_of
 from distlab.curriculum.units import load
-from distlab.given.planning import (
-    RECOMPUTE,
-    Batch,
-    Cluster,
-    Layout,
-    Link,
-    Model,
-    Precision,
-)
+from distlab.given.planning import Batch, Cluster, Layout, Link, Model, Precision
+from distlab.grading.checks.planning.forms import valid_layouts
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import formulas
 from distlab.plan.plans import LAYOUT_FIELDS, Question, plan_of, shares_of
@@ -58,14 +51,6 @@ AT_LEAST = {"published_runs": 12}
 BENCH = Bench("plan", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
 result = BENCH.line
 CASES = 200  # random ones, for choose_layout
-LEFT_OUT = (
-    "kernels other than large matrix products, such as norms, softmax and the loss, "
-    "except for what the efficiency contains",
-    "smaller matrix products for larger tensor degrees or smaller microbatches",
-    "tensor-parallel messages that are hidden behind computation",
-    "attention that skips masked pairs, and sliding windows",
-    "stages of unequal length, data loading, stragglers, and slower clocks",
-)
 
 
 # ── published runs ──────────────────────────────────────────────────────────────────
@@ -183,7 +168,6 @@ def published(
                 name: find_cluster(name).value.matmul_efficiency
                 for name in dict.fromkeys(row["cluster"] for row in rows)
             },
-            left_out=LEFT_OUT,
         ),
         result(
             "published_worst_error",
@@ -249,44 +233,17 @@ def random_case(numbers: random.Random) -> Question:
 
 
 def fastest(unit: ModuleType, question: Question) -> float | None:
-    """Return the shortest step of all layouts that are valid and fit, or None.
-
-    The layouts are enumerated here, with nothing but `Layout.problem` to judge them.
-    """
-    model, batch, n = question.model, question.batch, question.num_gpus
-    best: float | None = None
-    for layout in every_layout(model, batch, n):
-        if layout.problem(model, batch):
-            continue
-        memory = unit.step_memory(model, layout, batch).total_bytes
-        if memory > question.cluster.memory_bytes:
-            continue
-        step_s = unit.step_time(model, layout, batch, question.cluster).total_s
-        best = step_s if best is None else min(best, step_s)
-    return best
-
-
-def every_layout(model: Model, batch: Batch, n: int) -> Iterator[Layout]:
-    """Yield all combinations of degrees, flags and sizes on n GPUs, valid or not."""
-    degrees = range(1, n + 1)
-    sizes = range(1, batch.global_batch + 1)
-    for d, t, p in itertools.product(degrees, repeat=3):
-        if n % (d * t * p):
-            continue
-        chunks = range(1, model.layers // p + 1)
-        flags = itertools.product(chunks, sizes, range(4), RECOMPUTE, (False, True))
-        for v, b, zero, recompute, sequence in flags:
-            yield Layout(
-                data=d,
-                tensor=t,
-                pipeline=p,
-                context=n // (d * t * p),
-                chunks=v,
-                zero_stage=zero,
-                microbatch=b,
-                recompute=recompute,
-                sequence_parallel=sequence,
-            )
+    """Return the shortest step of all layouts that are valid and fit, or None."""
+    model, batch, cluster = question.model, question.batch, question.cluster
+    return min(
+        (
+            float(unit.step_time(model, layout, batch, cluster).total_s)
+            for layout in valid_layouts(model, batch, question.num_gpus)
+            if unit.step_memory(model, layout, batch).total_bytes
+            <= cluster.memory_bytes
+        ),
+        default=None,
+    )
 
 
 def choice(unit: ModuleType, cases: int = CASES, seed: int = 0) -> list[Line]:
@@ -491,7 +448,7 @@ def _published_part(report: dict[str, Any]) -> list[str]:
     ]
     for one in planners:
         lines[-1] += (
-            f" That of {one['planner']} {versions().get(one['planner'], '')} is "
+            f" That of {one['planner']} {version_of(one['planner'])} is "
             f"{one['value']:.1%} on {one['n']} of them, where ours is "
             f"{one['ours']:.1%}."
         )

@@ -16,10 +16,13 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from benchmarks import _sim_runs as runs
 from benchmarks._bars import Bench, Line, Report
 from benchmarks._sim_corpus import as_data, figures, run_corpus, table
+from distlab.runner import Cluster, RunnerError
+from distlab.sim.calibration.calibrate import calibrate
 
 AT_MOST = {
     "ratio_ring_1024_size_over_limit": 2.2,
@@ -100,8 +103,7 @@ def closed_forms() -> list[Line]:
     """The worst of all schedules on all numbers of ranks."""
     errors = runs.closed_form_errors()
     worst = max(errors, key=lambda name: errors[name])
-    more = {"n": len(errors), "worst": worst}
-    return [result("closed_form_max_rel_err", errors[worst], "", **more)]
+    return [result("closed_form_max_rel_err", errors[worst], n=len(errors), note=worst)]
 
 
 def straggler_scenarios() -> list[Line]:
@@ -115,25 +117,13 @@ def straggler_scenarios() -> list[Line]:
 
 def calibrated() -> list[Line]:
     """How far predictions are off what was held out, for two processes on TCP."""
-    from distlab.runner import Cluster, RunnerError
-
     try:
-        from distlab.sim.calibration.calibrate import calibrate
-
         with Cluster() as cluster:
             found = calibrate(cluster)
-    except (ImportError, RunnerError) as error:
+    except RunnerError as error:
         return [result("calibrated_mean_err", None, "", note=str(error))]
     shown = [(n, found.mean_err_of(n)) for n in (3, 4)]
-    proof = [
-        {
-            "algorithm": one.algorithm,
-            "world_size": one.world_size,
-            "bytes": one.num_bytes,
-            "error": round(one.error, 4),
-        }
-        for one in found.proof
-    ]
+    proof = [{**asdict(one), "error": round(one.error, 4)} for one in found.proof]
     return [
         result("calibrated_mean_err", round(found.mean_err, 4), "", proof=proof),
         *(result(f"calibrated_mean_err_n{n}", round(e, 4)) for n, e in shown if e == e),

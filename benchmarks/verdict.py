@@ -2,14 +2,13 @@
 
 A copy of the course is made in a temporary folder, `distlab watch --json` runs in it,
 the reference's code is saved into its template again and again, and the time from the
-save to the line with the verdict is taken: 40 times for one task, 10 times for each of
-the others, which play the sizes of their own. The peer runs the scenario of the first
-task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
+save to the line with the verdict is taken, 40 times. The peer runs the scenario of the
+task at the same world sizes through torch.multiprocessing.spawn, pair by pair. Then
+each phase is checked from nothing, with `distlab check --phase`.
 
 Seconds differ by 2.5 between machines, so they are shown and have no bar.
 
     distlab bench verdict [--json]
-    python benchmarks/verdict.py --phase 3 [--json]
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from distlab.curriculum import load_curriculum
 ROOT = Path(__file__).parents[1]
 TASK = "collectives.all_reduce"
 WORLDS = (2, 3, 4)
-SAVES, SAVES_OF_OTHERS = 40, 10
-PAIRS = 3
+SAVES, PAIRS = 40, 3
 COURSE = (
     "curriculum.toml",
     "solutions",
@@ -43,22 +41,19 @@ BENCH = Bench("verdict", __doc__)
 
 
 class Watcher:
-    """`distlab watch TASK` on a copy of the course, and the clock beside it.
+    """`distlab watch` on a copy of the course, and the clock beside it."""
 
-    With `worlds` it plays the task at these sizes only.
-    """
-
-    def __init__(self, folder: Path, task: str, worlds: tuple[int, ...] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         for name in COURSE:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / name)
-        unit = load_curriculum(ROOT).units[task.partition(".")[0]]
+        unit = load_curriculum(ROOT).units[TASK.partition(".")[0]]
         self._template = unit.template(folder)
         self._code = unit.solution(folder).read_text()
-        sizes = [part for n in worlds for part in ("-n", str(n))]
+        sizes = [part for n in WORLDS for part in ("-n", str(n))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "distlab", "watch", task, "--json", *sizes],
+            [sys.executable, "-m", "distlab", "watch", TASK, "--json", *sizes],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
@@ -131,58 +126,37 @@ def cold_phase(phase: int) -> float:
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    return time.perf_counter() - started
+    return round(time.perf_counter() - started, 2)
 
 
-def saves(task: str, count: int, pairs: int = 0) -> tuple[list[float], list[Any]]:
-    """Seconds from save to verdict, `count` times; and beside the peer's, in pairs."""
+def saves() -> tuple[list[float], list[tuple[float, float]]]:
+    """Seconds from save to verdict; and beside the peer's, in pairs."""
     with tempfile.TemporaryDirectory() as folder:
-        watcher = Watcher(Path(folder), task, WORLDS if pairs else ())
+        watcher = Watcher(Path(folder))
         try:
-            seconds = [watcher.save(number + 1) for number in range(count)]
-            beside = [
-                (watcher.save(count + number + 1), spawn_all_worlds())
-                for number in range(pairs)
+            seconds = [watcher.save(number + 1) for number in range(SAVES)]
+            return seconds, [
+                (watcher.save(SAVES + number + 1), spawn_all_worlds())
+                for number in range(PAIRS)
             ]
         finally:
             watcher.close()
-    return seconds, beside
 
 
-def quantiles(seconds: list[float]) -> tuple[float, float]:
-    """The median, and the 95th percentile (of few values, the largest)."""
-    return statistics.median(seconds), sorted(seconds)[int(0.95 * len(seconds))]
-
-
-def each_task(phase: int) -> list[Line]:
-    """Two figures for every other task of the phase."""
-    lines = []
-    units = load_curriculum(ROOT).phase(phase).units
-    for task in (task for unit in units for task in unit.tasks):
-        if task.id != TASK:
-            has_own_limit = task.time_limit_s != type(task).time_limit_s
-            seconds, _ = saves(task.id, 3 if has_own_limit else SAVES_OF_OTHERS)
-            for name, value in zip(("p50", "p95"), quantiles(seconds), strict=True):
-                name = f"{task.number}_{name}_s"
-                lines.append(BENCH.line(name, round(value, 3), "s", task=task.id))
-    return lines
-
-
-def measure(phase: int) -> list[Line]:
-    """All figures; those of the other tasks are of this phase."""
-    seconds, pairs = saves(TASK, SAVES, PAIRS)
-    p50_s, p95_s = quantiles(seconds)
+def measure() -> list[Line]:
+    """All figures."""
+    seconds, pairs = saves()
+    p50_s, p95_s = statistics.median(seconds), sorted(seconds)[int(0.95 * SAVES)]
     ratio = summary([[(peer_s, ours_s) for ours_s, peer_s in pairs]])
     more = {"peer": "torch.multiprocessing.spawn", "n": PAIRS}
-    cold_s = cold_phase(phase)
+    phases = [phase.number for phase in load_curriculum(ROOT).phases]
     return [
-        BENCH.line("warm_p50_s", round(p50_s, 3), "s", n=SAVES, world_sizes=WORLDS),
-        BENCH.line("warm_p95_s", round(p95_s, 3), "s", n=SAVES, world_sizes=WORLDS),
+        BENCH.line("warm_p50_s", round(p50_s, 3), "s", n=SAVES),
+        BENCH.line("warm_p95_s", round(p95_s, 3), "s", n=SAVES),
         BENCH.line("ratio_spawn_over_warm", round(ratio["value"], 1), "×", **more),
-        BENCH.line(f"cold_phase{phase}_s", round(cold_s, 2), "s", n=1),
-        *each_task(phase),
+        *(BENCH.line(f"cold_phase{n}_s", cold_phase(n), "s", n=1) for n in phases),
     ]
 
 
 if __name__ == "__main__":
-    sys.exit(BENCH.main(measure, phase=1))
+    sys.exit(BENCH.main(measure))
