@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distlab.runner.processes import end_descendants
+from distlab.processes.tree import end_descendants
 from tests.corpora.autopsy_scripts import APART, Script
 
 ROOT = Path(__file__).parents[1]

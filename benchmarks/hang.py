@@ -21,9 +21,9 @@ from pathlib import Path
 from benchmarks._bars import Bench, Line, Report
 from distlab.grading.hostile import HostileResult, judge
 from distlab.grading.hostile_cases import FOLDER, HostileCase, read_cases
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
 from distlab.runner.autopsy import evidence
-from distlab.runner.processes import descendants
 from tests.corpora.hangs import HANGS, Hang
 
 ROOT = Path(__file__).parents[1]

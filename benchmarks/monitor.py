@@ -44,8 +44,8 @@ from distlab.curriculum import load
 from distlab.data.idx_sets import find_files
 from distlab.monitor.jsonl import read_folder
 from distlab.monitor.suspected import suspected
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
-from distlab.runner.processes import descendants
 from distlab.training.ddp import PRELOADS
 from distlab.training.ddp_code import choose_units
 from distlab.training.ddp_config import Wishes, make_config

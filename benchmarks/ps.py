@@ -37,8 +37,8 @@ from benchmarks import _ps_sim as sim
 from benchmarks._bars import Bench, Line
 from benchmarks._ps_servers import bounded, durable
 from benchmarks._ratios import Pair, summary
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
-from distlab.runner.processes import descendants
 from tests.corpora.bad_frames import Attack
 
 AT_LEAST = {
