@@ -119,7 +119,7 @@ blind: .venv/.ready  ## judge solutions by strangers to the checks: make blind S
 	@$(PY) -m distlab blind $(SET)
 
 ablation: .venv/.ready  ## remove each assertion in turn and require a verdict to change
-	@$(PY) benchmarks/ablation.py
+	@$(PY) -m tests.ablation
 
 notebooks: .venv/.ready  ## run the walkthroughs and compare their output with before
 	@DISTLAB_IMPL=reference $(PY) -m pytest --nbval --nbval-cell-timeout 300 \
@@ -149,10 +149,10 @@ chaos: .venv/.ready  ## inject every fault at every moment of a real run (takes 
 	@$(PY) -m distlab chaos --html chaos.html
 
 nodes: .venv/.ready  ## time a step between two nodes at 100 Mbit, in six ways
-	@$(PY) benchmarks/nodes.py
+	@$(PY) -m distlab bench nodes
 
 soak: .venv/.ready  ## check that the reference passes 20 times under CPU load
-	@$(PY) benchmarks/soak.py --times 20
+	@$(PY) -m tests.soak --times 20
 
 # After anything that may leave an environment half done, Ctrl-C above all, this starts
 # from an empty one (pip's cache spares the downloads).

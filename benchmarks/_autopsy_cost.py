@@ -10,16 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ratios import Pair, result_of
+from benchmarks._bars import Bench, Line
 
 ROOT = Path(__file__).parents[1]
 RANKS, LAUNCHES, LIMIT_S = 2, 5, 240.0
 CALLS_OF_A_STEP = 4  # one for each bucket
-AT_MOST = 1.01
-"""The bar: recorded steps take at most 1 % longer."""
 
 
-def overhead(launches: int = LAUNCHES) -> list[dict[str, Any]]:
+def overhead(bench: Bench, launches: int = LAUNCHES) -> list[Line]:
     """The ratio of a step's processor time, which has the bar, and of its wall time.
 
     Two launches of the same job differ by more than 1 %, so we compare rounds of one
@@ -42,26 +40,15 @@ def overhead(launches: int = LAUNCHES) -> list[dict[str, Any]]:
         for name in ("cpu", "clock")
     }
     return [
-        result_of("overhead_processor", found["cpu"], peer, AT_MOST),
-        result_of("overhead_clock", found["clock"], peer),
-        _line("flight_recorder_call_us", 1e6 * call_s, "µs"),
-        _line("unrecorded_launch", _unlike(bare), "first/second"),
+        bench.ratio("overhead_processor", found["cpu"], peer),
+        bench.ratio("overhead_clock", found["clock"], peer),
+        bench.line("flight_recorder_call_us", round(1e6 * call_s, 4), "µs"),
     ]
-
-
-def _line(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": round(value, 4), "unit": unit, "upper": None}
 
 
 def _seconds_of_a_call(launches: list[list[dict[str, Any]]]) -> float:
     found = [float(rank["call_s"]) for ranks in launches for rank in ranks]
     return statistics.median(found)
-
-
-def _unlike(launches: list[list[dict[str, Any]]]) -> float:
-    """The ratio between rounds that are alike: how sure a ratio can be here."""
-    pairs: list[Pair] = [p for ranks in launches for rank in ranks for p in rank["cpu"]]
-    return float(statistics.median(one / other for one, other in pairs))
 
 
 def _launch(*, recorded: bool) -> list[dict[str, Any]]:

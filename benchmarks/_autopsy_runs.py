@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._autopsy_corpus import APART, Script
-from distlab.processes.tree import descendants
+from distlab.processes.tree import end_descendants
+from tests.corpora.autopsy_scripts import APART, Script
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_PROGRESS_S = 10.0  # for a script whose rank is stuck in code of its own
@@ -103,17 +103,11 @@ def run(
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End a process, and those that it has started and not ended."""
-    started = [process.pid, *descendants(process.pid)]
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            for pid in reversed(started):
-                if _is_alive(pid):
-                    os.kill(pid, signal.SIGKILL)
+            end_descendants(process.pid)
+            process.kill()
             process.wait()
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

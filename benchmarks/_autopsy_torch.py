@@ -19,17 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from benchmarks._autopsy_corpus import Script  # noqa: E402
-from benchmarks._autopsy_runs import run  # noqa: E402
+from benchmarks._autopsy_runs import Ended, run
+from tests.corpora.autopsy_scripts import Script
 
 TIMEOUT_S = 10
 _LIMIT_S = 120.0
@@ -57,9 +52,9 @@ def in_torchs_words(hangs: Sequence[Script], *, jobs: int = 1) -> list[Line]:
 
 
 def _one(script: Script) -> Line:
-    detail = _under_torchrun(script, TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    recorded = _under_torchrun(script, TORCH_FR_BUFFER_SIZE="2000")
-    said = _saying(detail.output)
+    detail, _ = _under_torchrun(script, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    _, traced = _under_torchrun(script, TORCH_FR_BUFFER_SIZE="2000")
+    said = next((name for name, it in _SAYINGS if it.search(detail.output)), "")
     return {
         "id": script.name,
         "kind": script.kind,
@@ -67,18 +62,12 @@ def _one(script: Script) -> Line:
         "said": said or "nothing",
         "ranks_named": _ranks_named(script, said, detail.output),
         "lines_named": _lines_named(script, detail.output),
-        "fr_trace": recorded.traced,
+        "fr_trace": traced,
     }
 
 
-@dataclass(frozen=True)
-class _Run:
-    output: str
-    seconds: float
-    traced: str
-
-
-def _under_torchrun(script: Script, **variables: str) -> _Run:
+def _under_torchrun(script: Script, **variables: str) -> tuple[Ended, str]:
+    """How it ended, and what `fr_trace` made of its dumps."""
     with tempfile.TemporaryDirectory(prefix="distlab-autopsy-") as name:
         folder = Path(name)
         dumps = folder / "dumps"
@@ -90,11 +79,7 @@ def _under_torchrun(script: Script, **variables: str) -> _Run:
         ]
         ended = run(command, folder, _LIMIT_S, variables=variables)
         traced = _fr_trace(folder, dumps) if any(dumps.iterdir()) else "no dumps"
-        return _Run(ended.output, ended.seconds, traced)
-
-
-def _saying(output: str) -> str:
-    return next((name for name, saying in _SAYINGS if saying.search(output)), "")
+        return ended, traced
 
 
 def _ranks_named(script: Script, said: str, output: str) -> bool:
@@ -139,7 +124,7 @@ def table(lines: Sequence[Line]) -> str:
     """The lines as text, and the totals under them."""
     rows = [
         f"{line['id']:<42} {line['said']:<10} {line['seconds']:>5.1f} s  "
-        f"ranks {_yes(line['ranks_named'])}  lines {_yes(line['lines_named'])}  "
+        f"ranks {line['ranks_named']!s:<5}  lines {line['lines_named']!s:<5}  "
         f"fr_trace {line['fr_trace']}"
         for line in lines
     ]
@@ -155,10 +140,6 @@ def table(lines: Sequence[Line]) -> str:
             f"fr_trace               {dict(traced.most_common())}",
         ]
     )
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no "
 
 
 # ── a rank ──────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ Load = Callable[[Any], Checkpoint | None]
 LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30)
 RANKS = 3  # that save what is then damaged
 SAVED_BYTES = 48 << 10
-_SHOWN = 5
+SHOWN = 5  # of what is wrong
 
 
 @dataclass
@@ -214,8 +214,3 @@ def _found_after_kill(
         if not values.equal(shard.tensors["step"]):
             return found.step, f"step {found.step} has other values"
     return found.step, ""
-
-
-def shown(what: list[str]) -> list[str]:
-    """The first few of them."""
-    return what[:_SHOWN]

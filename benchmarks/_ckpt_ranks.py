@@ -1,15 +1,13 @@
 """What the ranks of `benchmarks/checkpoint.py` do: train, and save in three ways.
 
 A stall is the time that training waits in a call of save. The three ways take turns in
-the same processes; between two saves training goes on for a while, and each save has
-ended before the next one of another way begins.
+the same processes, and each save has ended before the next one of another way begins.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import checkpoint
 
+from benchmarks._ratios import in_turn
 from distlab.comm import RealDisk, leave_default_group
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
@@ -51,13 +50,14 @@ def unit_of(parts: dict[str, Any]) -> ModuleType:
 
 def stalls(
     context: RankContext,
+    _folder: str,
+    disk: str,
     parts: dict[str, Any],
-    folder: str,
     num_bytes: int,
     rounds: int,
     planted: bool = False,
-) -> list[dict[str, float]]:
-    """For each round: the seconds of the stall in each way, on this rank.
+) -> list[tuple[float, ...]]:
+    """For each round: the seconds of the stall of ours, of torch.save and of DCP.
 
     `planted`: ours waits for the disk, as a save that is not asynchronous.
     """
@@ -66,51 +66,46 @@ def stalls(
     comm = context.comm
     like_torchrun(context, PATIENCE_S)
     dist.init_process_group("gloo")
-    saver = unit.AsyncSaver(comm, RealDisk(Path(folder) / "ours"))
+    saver = unit.AsyncSaver(comm, RealDisk(Path(disk) / "ours"))
     group = dist.new_group(backend="gloo")
-    plain = Path(folder) / f"sync {rank}.pt"
-    step, found = 0, []
+    plain = Path(disk) / f"sync {rank}.pt"
+    step = 0
+    settle: Callable[[], Any] = saver.wait
 
-    def ours() -> Callable[[], Any]:
+    def before() -> None:
+        nonlocal step
+        settle()
+        step += 1
+        for tensor in state.values():
+            tensor.add_(1.0)
+        comm.barrier()
+
+    def ours() -> None:
+        nonlocal settle
         saver.save(step, state, {"rank": rank})
+        settle = saver.wait
         if planted:
             saver.wait()
-        wait: Callable[[], Any] = saver.wait
-        return wait
 
-    def sync() -> Callable[[], Any]:
+    def sync() -> None:
         with plain.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        return lambda: None
 
-    def peer() -> Callable[[], Any]:
+    def peer() -> None:
+        nonlocal settle
         named = {f"{rank} {name}": tensor for name, tensor in state.items()}
-        future = dcp.async_save(
-            named, checkpoint_id=f"{folder}/dcp/{step % 2}", process_group=group
-        )
-        result: Callable[[], Any] = future.result
-        return result
+        settle = dcp.async_save(
+            named, checkpoint_id=f"{disk}/dcp/{step % 2}", process_group=group
+        ).result
 
-    ways = {"ours": ours, "sync": sync, "dcp": peer}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in range(rounds + 1):
-            row = {}
-            order = [*ways]
-            for name in order[number % 3 :] + order[: number % 3]:
-                step += 1
-                for tensor in state.values():
-                    tensor.add_(1.0)
-                comm.barrier()
-                begun = time.perf_counter()
-                settle = ways[name]()
-                row[name] = time.perf_counter() - begun
-                settle()
-                comm.barrier()
-            if number:  # the first round makes buffers and files
-                found.append(row)
+        # The first round makes buffers and files.
+        found = in_turn((ours, sync, peer), rounds, warm_up=1, before=before)
+        settle()
+    comm.barrier()
     leave_default_group()
     return found
 
@@ -154,10 +149,9 @@ def on_full_disk(
             if step == 5:  # full during steps 4 and 5
                 with suppress(unit.CheckpointError):
                     saver.wait()
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         except unit.CheckpointError as error:
             warned.append((step, str(error)))
-            if step == 5:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if step == 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     saver.wait()
     return {"trained": trained, "warned": warned}

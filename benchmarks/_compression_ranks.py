@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 from torch.nn.functional import cross_entropy, interpolate
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks._both_ways import leave, meet
 from distlab.comm import ByteMeter, Comm, Traffic, Work
 from distlab.curriculum import load
 from distlab.data.digits import load_digits_split
@@ -26,6 +25,7 @@ from distlab.given import compression as given
 from distlab.given.torch_hook import torch_hook
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
+from tests.corpora.both_ways import leave, meet
 
 UNIT = "gradient_compression"
 RATIO, FACTORS = 0.01, 4
@@ -84,7 +84,9 @@ def wrap(model: nn.Module, comm: Comm, hook: Hook) -> nn.Module:
 # ── bytes ───────────────────────────────────────────────────────────────────────────
 
 
-def sent_bytes(context: RankContext, side: str, names: Sequence[str]) -> dict[str, Any]:
+def sent_bytes(
+    context: RankContext, _folder: str, side: str, names: Sequence[str]
+) -> dict[str, Any]:
     """Bytes that this rank sends in BYTE_STEPS steps, by the byte meter."""
     unit, found = load(UNIT, side), {}
     for name in names:
@@ -138,6 +140,7 @@ def read_data(files: dict[str, str]) -> Images:
 
 def accuracy(
     context: RankContext,
+    _folder: str,
     side: str,
     name: str,
     files: dict[str, str],
@@ -166,7 +169,7 @@ def accuracy(
 # ── PowerSGD beside torch's ─────────────────────────────────────────────────────────
 
 
-def beside_torchs(context: RankContext, side: str, folder: str) -> list[float]:
+def beside_torchs(context: RankContext, folder: str, side: str) -> list[float]:
     """By step, the largest difference of a gradient from that of torch's own hook.
 
     Both train the convnet in torch's DDP, in float64, from the same first Q.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks._both_ways import CONFIG, SMALL, leave, meet
+from benchmarks._ratios import in_turn
 from distlab.comm import Comm, Work
 from distlab.curriculum import load
 from distlab.models.transformer import (
@@ -25,16 +24,16 @@ from distlab.models.transformer import (
     next_token_loss,
 )
 from distlab.runner import RankContext
+from tests.corpora.both_ways import CONFIG, leave, meet
 
 UNIT = "distributed_data_parallel"
 BUCKET_MIB = 4.0
 BATCH = 8
-SMALL_MIB = 0.02
-PARITY_STEPS = 20
 WARM_UP = 3
 
 
-def _tokens(config: TransformerConfig, batch: int, seed: int) -> Tensor:
+def tokens_of(config: TransformerConfig, batch: int, seed: int) -> Tensor:
+    """A batch (batch, context)."""
     generator = torch.Generator().manual_seed(seed)
     shape = batch, config.context
     return torch.randint(0, config.vocab_size, shape, generator=generator)
@@ -54,60 +53,29 @@ def wrap_torchs(model: nn.Module) -> nn.Module:
 
 
 def step_pairs(
-    context: RankContext, side: str, folder: str, count: int
-) -> list[tuple[float, float]]:
+    context: RankContext, folder: str, side: str, count: int
+) -> list[tuple[float, ...]]:
     """Seconds of a step, ours and torch's, `count` times in turn."""
     comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(CONFIG, seed=0).float()
     both = [wrap_ours(unit, copy.deepcopy(model), comm), wrap_torchs(model)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in both]
-    tokens = _tokens(CONFIG, BATCH, context.rank)
-    found = []
-    for number in range(WARM_UP + count):
-        took = [0.0, 0.0]
-        # Whoever comes second finds warm caches: so they take turns.
-        for place in (0, 1) if number % 2 else (1, 0):
-            ddp, optimizer = both[place], optimizers[place]
-            dist.barrier()
-            started = time.perf_counter()
-            optimizer.zero_grad()
-            next_token_loss(ddp(tokens), tokens).backward()
-            optimizer.step()
-            took[place] = time.perf_counter() - started
-        if number >= WARM_UP:
-            found.append((took[0], took[1]))
+    tokens = tokens_of(CONFIG, BATCH, context.rank)
+
+    def step(ddp: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        next_token_loss(ddp(tokens), tokens).backward()
+        optimizer.step()
+
+    ways = [
+        partial(step, ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3)) for ddp in both
+    ]
+    found = in_turn(ways, count, warm_up=WARM_UP, before=dist.barrier)
     leave()
     return found
 
 
-def parity(context: RankContext, side: str, folder: str) -> dict[str, float]:
-    """Largest differences to torch's DDP in float64, after plain SGD."""
-    comm = meet(context, folder)
-    unit = load(UNIT, side)
-    model = make_transformer(SMALL, seed=0)
-    ours = unit.DistributedDataParallel(
-        copy.deepcopy(model), comm, bucket_size_mib=SMALL_MIB
-    )
-    torchs = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=SMALL_MIB)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (ours, torchs)]
-    loss_gap, losses = 0.0, [0.0, 0.0]
-    for step in range(PARITY_STEPS):
-        tokens = _tokens(SMALL, 4, 1000 * step + context.rank)
-        for place, ddp in enumerate((ours, torchs)):
-            optimizers[place].zero_grad()
-            loss = next_token_loss(ddp(tokens), tokens)
-            loss.backward()
-            optimizers[place].step()
-            losses[place] = float(loss.detach())
-        loss_gap = max(loss_gap, abs(losses[0] - losses[1]))
-    pairs = zip(ours.parameters(), torchs.parameters(), strict=True)
-    gap = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    leave()
-    return {"loss": loss_gap, "parameters": gap, "buckets": len(ours.buckets)}
-
-
-def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
+def overlap(context: RankContext, folder: str, side: str) -> list[list[float]]:
     """Of some steps: first departure, last gradient, return of backward().
 
     Each in seconds since backward() began.
@@ -128,7 +96,7 @@ def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
             lambda _: ready.append(time.perf_counter())
         )
     ddp = wrap_ours(unit, model, comm, comm_hook=hook)
-    tokens = _tokens(CONFIG, BATCH, context.rank)
+    tokens = tokens_of(CONFIG, BATCH, context.rank)
     found = []
     for _ in range(WARM_UP + 5):
         left.clear()
@@ -143,32 +111,26 @@ def overlap(context: RankContext, side: str, folder: str) -> list[list[float]]:
     return found[WARM_UP:]
 
 
-def peak_bytes(
-    context: RankContext, side: str, folder: str, which: str
-) -> dict[str, int]:
+def peak_bytes(context: RankContext, folder: str, side: str, whose: str) -> int:
     """The most bytes of tensors alive at once, from before wrapping to after a step.
 
     Weights are not in it: the model is there before. The batch is one short sequence,
-    so that gradients and buckets are nearly all that is. And by how much the process
-    grew meanwhile, gloo's own buffers included.
+    so that gradients and buckets are nearly all that is.
     """
     comm = meet(context, folder)
     unit = load(UNIT, side)
     model = make_transformer(CONFIG, seed=0).float()
-    tokens = _tokens(CONFIG, 1, context.rank)[:, :2]
+    tokens = tokens_of(CONFIG, 1, context.rank)[:, :2]
     dist.all_reduce(torch.ones(1))
-    before = _resident()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-        ddp = wrap_ours(unit, model, comm) if which == "ours" else wrap_torchs(model)
+        ddp = wrap_ours(unit, model, comm) if whose == "ours" else wrap_torchs(model)
         for _ in range(3):
             ddp.zero_grad()
             next_token_loss(ddp(tokens), tokens).backward()
-    grown = _resident(peak=True) - before
     leave()
-    gradients = sum(p.nbytes for p in model.parameters())
-    return {"peak": _peak(profile), "grown": grown, "gradients": gradients}
+    return _peak(profile)
 
 
 def _peak(profile: Any) -> int:
@@ -183,15 +145,3 @@ def _peak(profile: Any) -> int:
         now += num_bytes
         most = max(most, now)
     return most
-
-
-def _resident(*, peak: bool = False) -> int:
-    key = "VmHWM:" if peak else "VmRSS:"
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    lines = status.read_text().splitlines()
-    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(key))
-
-
-PROGRAMS: tuple[Callable[..., Any], ...] = (step_pairs, parity, overlap, peak_bytes)

@@ -12,10 +12,11 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from distlab.curriculum.choose import Choice
 from distlab.data.idx_sets import Files
@@ -57,9 +58,7 @@ def train_timed(context: RankContext, *given: Any) -> dict[str, Any]:
 
 @contextmanager
 def _timed(tally: Tally) -> Any:
-    kept = {name: getattr(StepMeter, name) for name in _METER}
-    kept_data, kept_note = StepMeter.waiting_for_data, LastCall.__call__
-    watch = ddp_rank._Watch
+    watch, data = ddp_rank._Watch, "waiting_for_data"
     begin, end = watch.begin_epoch, watch.end_epoch
     started = [0.0, 0]
 
@@ -75,19 +74,14 @@ def _timed(tally: Tally) -> Any:
         tally.steps_s += time.process_time() - started[0]
         tally.steps += self.num_steps - started[1]
 
-    for name, function in kept.items():
-        setattr(StepMeter, name, _counted(tally, function))
-    StepMeter.waiting_for_data = _data(tally)  # type: ignore[method-assign]
-    LastCall.__call__ = _counted(tally, kept_note)  # type: ignore[method-assign]
-    watch.begin_epoch, watch.end_epoch = begin_epoch, end_epoch  # type: ignore[method-assign]
-    try:
+    meter = [(StepMeter, name, getattr(StepMeter, name)) for name in _METER]
+    called = [*meter, (LastCall, "__call__", LastCall.__call__)]
+    timed: list[Any] = [(cls, name, _counted(tally, own)) for cls, name, own in called]
+    timed += [(StepMeter, data, _data(tally)), (watch, "begin_epoch", begin_epoch)]
+    with ExitStack() as stack:
+        for owner, name, function in (*timed, (watch, "end_epoch", end_epoch)):
+            stack.enter_context(patch.object(owner, name, function))
         yield
-    finally:
-        for name, function in kept.items():
-            setattr(StepMeter, name, function)
-        StepMeter.waiting_for_data = kept_data  # type: ignore[method-assign]
-        LastCall.__call__ = kept_note  # type: ignore[method-assign]
-        watch.begin_epoch, watch.end_epoch = begin, end  # type: ignore[method-assign]
 
 
 def _counted(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:
@@ -164,23 +158,20 @@ def trained(
 
     sinks = [JsonLines(folder, {"world_size": config.world_size})] if folder else []
     monitor = Monitor(config.world_size, sinks) if folder else None
-    training: Any = ddp  # its ranks are to time themselves
-    kept = training.train_as_rank
-    training.train_as_rank = train_timed
     try:
-        ddp.train(
-            cluster,
-            config,
-            files,
-            units,
-            on_epoch=on_epoch,
-            on_log=on_log,
-            monitor=monitor,
-            monitored=Monitored(log_every_n_steps=10) if folder else None,
-            idle_s=600.0,
-        )
+        with patch.object(ddp, "train_as_rank", train_timed):
+            ddp.train(
+                cluster,
+                config,
+                files,
+                units,
+                on_epoch=on_epoch,
+                on_log=on_log,
+                monitor=monitor,
+                monitored=Monitored(log_every_n_steps=10) if folder else None,
+                idle_s=600.0,
+            )
     finally:
-        training.train_as_rank = kept
         if monitor:
             monitor.close()
     steps = tallies[0].steps

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -206,15 +206,8 @@ def _is_run(records: Path) -> bool:
 
 def _timed(named: Named, began: Path) -> Named:
     if not began.exists():
-        return Named(ranks=(), others=(*named.others, "named before the fault"))
-    seconds = time.time() - float(began.read_text())
-    return Named(
-        ranks=named.ranks,
-        seconds=seconds,
-        steps=named.steps,
-        others=named.others,
-        said=named.said,
-    )
+        return replace(named, ranks=(), others=("named before the fault",))
+    return replace(named, seconds=time.time() - float(began.read_text()))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks._ratios import in_turn
 from distlab.comm import TorchComm, leave_default_group
 from distlab.curriculum import load
 from distlab.given.compression import fp16
@@ -75,27 +76,27 @@ def measure(comm: TorchComm) -> dict[str, dict[str, float]]:
         name: torch.optim.SGD(model.parameters(), lr=0.01)
         for name, (model, _) in trained.items()
     }
-    times_s: dict[str, list[float]] = {name: [] for name in trained}
     sent: dict[str, list[int]] = {name: [] for name in trained}
-    for _ in range(NUM_WARMUP + NUM_STEPS):
-        for name, (model, after) in trained.items():
-            comm.barrier()
-            before, started = bytes_sent(), time.perf_counter()
-            optimizers[name].zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
-            after()
-            optimizers[name].step()
-            times_s[name].append(time.perf_counter() - started)
-            sent[name].append(bytes_sent() - before)
+
+    def step(name: str) -> None:
+        model, after = trained[name]
+        before = bytes_sent()
+        optimizers[name].zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        after()
+        optimizers[name].step()
+        sent[name].append(bytes_sent() - before)
+
+    turns = [partial(step, name) for name in trained]
+    took = in_turn(turns, NUM_STEPS, warm_up=NUM_WARMUP, before=comm.barrier)
     return {
         name: {
-            "step_s": statistics.median(times_s[name][NUM_WARMUP:]),
-            "least_s": min(times_s[name][NUM_WARMUP:]),
-            "most_s": max(times_s[name][NUM_WARMUP:]),
+            "step_s": statistics.median(times_s),
+            "least_s": min(times_s),
+            "most_s": max(times_s),
             "sent_bytes": statistics.median(sent[name][NUM_WARMUP:]),
-            "num_buckets": len(getattr(trained[name][0], "buckets", ())),
         }
-        for name in trained
+        for name, times_s in zip(trained, zip(*took, strict=True), strict=True)
     }
 
 
@@ -114,8 +115,6 @@ def main(path: str) -> None:
     dist.init_process_group("gloo")
     comm = TorchComm.from_default()
     found = measure(comm)
-    for name, row in found.items():
-        print(name, row, flush=True)
     comm.barrier()
     if comm.rank == 0:
         Path(path).write_text(json.dumps(found))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from distlab.given.planning import RECOMPUTE, Layout
@@ -48,15 +48,9 @@ def available() -> tuple[dict[str, StepTimer], dict[str, str]]:
     return timers, missing
 
 
-def versions() -> dict[str, str]:
-    """Return the version of each planner that is installed, by its name."""
-    found = {}
-    for name, (package, _, _) in _PLANNERS.items():
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def version_of(name: str) -> str:
+    """Return the version of a planner that is installed."""
+    return version(_PLANNERS[name][0])
 
 
 def mlsysim_step_s(question: Question, layout: Layout, parameters: int) -> float:

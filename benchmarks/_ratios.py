@@ -1,39 +1,81 @@
-"""Ratios of pairs that were measured side by side, and how sure they are."""
+"""Ours and a peer's measured in turn in the same processes, and how sure a ratio is."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from distlab.runner import Cluster, Limits
+
 Pair = tuple[float, float]
 """Ours and the peer's, one after the other in the same processes."""
+Launches = Sequence[Sequence[Pair]]
+"""The pairs of each launch, in processes of its own."""
 RESAMPLED = 2000
+LIMITS = Limits(seconds=600.0, memory_bytes=8 << 30)
 
 
-def ratio_of(launches: Sequence[Sequence[Pair]]) -> float:
+def on_ranks(
+    cluster: Cluster,
+    program: Callable[..., Any],
+    n: int,
+    *values: Any,
+    limits: Limits = LIMITS,
+) -> list[Any]:
+    """What `program(context, folder, *values)` returns on each of n fresh ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = cluster.run(program, n, folder, *values, limits=limits, journal=False)
+    return list(run.require_finished().values)
+
+
+def in_turn(
+    ways: Sequence[Callable[[], Any]],
+    count: int,
+    *,
+    warm_up: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[], Any] = lambda: None,
+) -> list[tuple[float, ...]]:
+    """Seconds of each way, `count` times in turn.
+
+    Whoever comes second finds warm caches, so another one goes first each time.
+    """
+    found = []
+    for number in range(warm_up + count):
+        took = [0.0] * len(ways)
+        for turn in range(len(ways)):
+            place = (number + turn) % len(ways)
+            before()
+            started = clock()
+            ways[place]()
+            took[place] = clock() - started
+        if number >= warm_up:
+            found.append(tuple(took))
+    return found
+
+
+def slowest(by_rank: Sequence[Sequence[Sequence[float]]]) -> list[Any]:
+    """From what each rank measured: something takes as long as on its slowest rank."""
+    return [
+        tuple(map(max, zip(*same, strict=True))) for same in zip(*by_rank, strict=True)
+    ]
+
+
+def ratio_of(launches: Launches) -> float:
     """The median of ours / peer over all pairs of all launches."""
     return statistics.median(ours / peer for pairs in launches for ours, peer in pairs)
 
 
-def upper_bound(launches: Sequence[Sequence[Pair]], seed: int = 0) -> float:
-    """Below it the ratio is with 95 % confidence, by bootstrap.
+def _resampled(launches: Launches, seed: int) -> list[float]:
+    """The ratios of a bootstrap, in order.
 
     Launches are drawn anew, and pairs inside of each: what differs from launch to
     launch counts as much as what differs from pair to pair.
     """
-    return _resampled(launches, seed)[int(0.95 * RESAMPLED)]
-
-
-def lower_bound(launches: Sequence[Sequence[Pair]], seed: int = 0) -> float:
-    """Above it the ratio is with 95 % confidence, as for `upper_bound`."""
-    return _resampled(launches, seed)[int(0.05 * RESAMPLED)]
-
-
-def _resampled(launches: Sequence[Sequence[Pair]], seed: int) -> list[float]:
     draw = random.Random(seed)
     found = []
     for _ in range(RESAMPLED):
@@ -45,47 +87,23 @@ def _resampled(launches: Sequence[Sequence[Pair]], seed: int) -> list[float]:
     return sorted(found)
 
 
-def result_of(
-    name: str, launches: Sequence[Sequence[Pair]], peer: str, bar: float | None = None
-) -> dict[str, Any]:
-    """A ratio in the schema of all benchmarks; `is_met` if it has a bar."""
+def summary(launches: Launches) -> dict[str, Any]:
+    """The median of the ratios, both sides' seconds, and how many.
+
+    With 95 % confidence the ratio is above `lower`; the same goes for below `upper`.
+    """
     pairs = [pair for own in launches for pair in own]
     ratios = sorted(ours / other for ours, other in pairs)
-    result: dict[str, Any] = {
-        "name": name,
-        "value": round(ratio_of(launches), 4),
+    drawn = _resampled(launches, seed=0)
+    return {
+        "value": round(ratio_of(launches), 5),
         "unit": "ours/peer",
-        "peer": peer,
-        "upper": round(upper_bound(launches), 4),
-        "ours_s": round(statistics.median(ours for ours, _ in pairs), 5),
-        "peer_s": round(statistics.median(other for _, other in pairs), 5),
+        "lower": round(drawn[int(0.05 * RESAMPLED)], 5),
+        "upper": round(drawn[int(0.95 * RESAMPLED)], 5),
+        "ours_s": round(statistics.median(ours for ours, _ in pairs), 7),
+        "peer_s": round(statistics.median(other for _, other in pairs), 7),
         "n": len(pairs),
         "launches": len(launches),
-        "p50": round(statistics.median(ratios), 4),
-        "p95": round(ratios[int(0.95 * (len(ratios) - 1))], 4),
+        "p50": round(statistics.median(ratios), 5),
+        "p95": round(ratios[int(0.95 * (len(ratios) - 1))], 5),
     }
-    if bar is not None:
-        result |= {"bar": bar, "is_met": result["upper"] <= bar}
-    return result
-
-
-def command(
-    about: str, measure: Callable[[str], dict[str, Any]], row: Callable[[Any], str]
-) -> int:
-    """Measure `--code`, print it, and say whether every bar is met.
-
-    `row(result)` is a result's name and value, to which its bar is added.
-    """
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--code", default="reference", help="mine, reference or a file")
-    options = parser.parse_args()
-    report = measure(options.code)
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for result in report["results"]:
-            bar = f"  bar {result['bar']:g}" if "bar" in result else ""
-            bar += f"  upper {result['upper']:g}" if "upper" in result else ""
-            print(row(result) + bar)
-    return int(not all(result.get("is_met", True) for result in report["results"]))

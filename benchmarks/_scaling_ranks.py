@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import time
+from functools import partial
 
 import torch
 from torch import nn
 
-from benchmarks._both_ways import leave, meet
+from benchmarks._ratios import in_turn
 from distlab.engines.config import DistributedConfig
 from distlab.engines.samples import epoch_plan
 from distlab.engines.torch_strategy import Torch
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
+from tests.corpora.both_ways import leave, meet
 
 NUM_SAMPLES, BATCH = 1024, 32
 
 
-def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[float]]:
-    """Seconds of epochs with messages, and of those without, on this rank."""
+def epochs(
+    context: RankContext, folder: str, num_epochs: int
+) -> list[tuple[float, ...]]:
+    """Seconds of an epoch with messages and of one without, in turn, on this rank."""
     meet(context, folder)
     config = DistributedConfig(num_gpus=context.world_size)
     strategy = Torch(config, make_convnet(), lambda p: torch.optim.SGD(p, lr=0.01))
@@ -32,11 +35,8 @@ def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[floa
         world_size=context.world_size,
         batch_size=BATCH,
     )
-    found: list[list[float]] = [[], []]
-    for number in range(2 * (num_epochs + 1)):
-        is_silent = number % 2
-        context.comm.barrier()
-        began = time.perf_counter()
+
+    def epoch(is_silent: bool) -> None:
         for micro in plan:
             own = list(micro.indices)
             with strategy.no_sync() if is_silent else contextlib.nullcontext():
@@ -47,7 +47,9 @@ def epochs(context: RankContext, folder: str, num_epochs: int) -> list[list[floa
                 strategy.backward(loss)
             strategy.optimizer.step()
             strategy.optimizer.zero_grad()
-        found[is_silent].append(time.perf_counter() - began)
+
+    ways = [partial(epoch, False), partial(epoch, True)]
+    found = in_turn(ways, num_epochs, warm_up=1, before=context.comm.barrier)
     strategy.close()
     leave()
-    return [times[1:] for times in found]
+    return found

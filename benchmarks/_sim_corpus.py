@@ -1,17 +1,14 @@
-"""The corpus in `benchmarks/corpus`, whole, on gloo, TCP and the simulator."""
+"""The corpus in `tests/corpora/programs`, whole, on gloo, TCP and the simulator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from benchmarks._bars import share
-from benchmarks.corpus.case import Case
-from benchmarks.corpus.corpus import CASES, MODULES, TRANSPORTS, transports
-from benchmarks.corpus.judge import Row, Verdict, judge
+from benchmarks._bars import Line, share
 from distlab.runner import Cluster
-
-Line = dict[str, Any]
+from tests.corpora.programs.case import Case
+from tests.corpora.programs.corpus import CASES, MODULES, TRANSPORTS, transports
+from tests.corpora.programs.judge import Row, judge
 
 
 def run_corpus(cases: Iterable[Case] = CASES) -> list[Row]:
@@ -43,15 +40,13 @@ def as_data(row: Row) -> Line:
         "program": case.name,
         "world_size": case.world_size,
         "expected": case.expected,
-        "verdicts": {name: said(came) for name, came in row.verdicts.items()},
+        "verdicts": {
+            n: ", ".join(filter(None, (v.outcome, v.slug)))
+            for n, v in row.verdicts.items()
+        },
         "line": None if case.is_right else row.line_named,
         "disagreements": row.disagreements,
     }
-
-
-def said(came: Verdict) -> str:
-    """`deadlock, ring-of-sends`."""
-    return ", ".join(filter(None, (came.outcome, came.slug)))
 
 
 def table(lines: Sequence[Line]) -> list[str]:

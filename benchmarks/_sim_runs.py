@@ -6,7 +6,7 @@ Every run is also checked against its closed form: fast and wrong would be no fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from distlab.sim import AlphaBeta, SimRun, run
 from distlab.sim.faults import Faults
 from distlab.sim.payload import Sized
 from distlab.sim.plans import closed_forms as forms
-from distlab.sim.plans import pipelines as pipes
 from distlab.sim.plans import schedules as sched
 from distlab.sim.plans.replay import record
 
@@ -195,29 +194,11 @@ def closed_form_errors(
             done = run(_call, n, program, torch.zeros(COUNT), net=NET, journal=False)
             done.require_finished()
             errors[f"{name}, {n}"] = off_by(done.time_s, form(n, 4 * COUNT))
-    return {**errors, **dict(_pipeline_errors())}
+    return errors
 
 
 def _call(context: RankContext, program: Program, tensor: Tensor) -> None:
     program(context.comm, tensor)
-
-
-def _pipeline_errors() -> Iterator[tuple[str, float]]:
-    free = AlphaBeta(alpha_s=0.0, bytes_per_s=float("inf"))
-    both = {"GPipe": pipes.gpipe, "1F1B": pipes.one_f_one_b}
-    formulas = {"GPipe": forms.gpipe_s, "1F1B": forms.one_f_one_b_s}
-    for name, pipeline in both.items():
-        for stages, m in ((2, 5), (4, 16), (8, 7), (16, 32)):
-            done = run(_staged, stages, pipeline, m, net=free, journal=False)
-            done.require_finished()
-            expected_s = formulas[name](stages, m, 1e-3, 2e-3)
-            yield f"{name}, {stages} stages", off_by(done.time_s, expected_s)
-
-
-def _staged(context: RankContext, pipeline: Callable[..., None], m: int) -> None:
-    like, sleep = torch.zeros(10), context.clock.sleep
-    stage = pipes.TimedStage(forward_s=1e-3, backward_s=2e-3, like=like, sleep=sleep)
-    pipeline(context.comm, stage, [like] * m)
 
 
 # ── stragglers ──────────────────────────────────────────────────────────────────────

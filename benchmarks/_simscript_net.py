@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.scripts.transformer import Size
 from distlab.sim import AlphaBeta
+from tests.corpora.simscript.transformer import Size
 
 NET = AlphaBeta(alpha_s=10e-6, bytes_per_s=12.5e9)
 FLOPS_PER_S = 4e14

@@ -1,6 +1,6 @@
 """One run of `benchmarks/simscript.py`, in a process of its own: figures as JSON.
 
-    python benchmarks/_simscript_run.py SCRIPT RANKS FAKE [ARGS]
+    python -m benchmarks._simscript_run SCRIPT RANKS FAKE [ARGS]
 
 In a process of its own, because the peak of its memory is a figure.
 """
@@ -13,20 +13,19 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks._simscript_net import FLOPS_PER_S, NET, PER_NODE
+from distlab.sim import SimRun
+from distlab.sim.torch.played import default_cast
+from distlab.sim.torch.script import Script, run_script
 
-from benchmarks._simscript_net import FLOPS_PER_S, NET, PER_NODE  # noqa: E402
-from distlab.sim import SimRun  # noqa: E402
-from distlab.sim.torch.played import default_cast  # noqa: E402
-from distlab.sim.torch.script import Script, run_script  # noqa: E402
+SCRIPTS = Path(__file__).parents[1] / "tests" / "corpora" / "simscript"
 
 
 def main() -> None:
     """Run it, and print what it took here and what it would take there."""
     name, ranks, fake, *args = sys.argv[1:]
     world_size, is_fake = int(ranks), fake == "fake"
-    script = Script(str(ROOT / "benchmarks" / "scripts" / name), tuple(args))
+    script = Script(str(SCRIPTS / name), tuple(args))
     wall, cpu = time.perf_counter(), time.process_time()
     done: SimRun = run_script(
         script,

@@ -1,319 +1,39 @@
-"""What each rank does for `benchmarks/zero.py`: one model, sharded by us and by torch.
-
-Ours and torch's get their numbers through one gloo group. `Ours` and its peers have one
-form: `step(tokens)` is a whole step and gives the loss.
-"""
+"""Steps of our ZeRO and of torch's in turn, for `benchmarks/zero.py`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks._both_ways import CONFIG, SMALL, leave, meet
-from distlab.comm import Comm
-from distlab.curriculum import load
-from distlab.grading.kit.live_bytes import LiveBytes
-from distlab.models.transformer import (
-    TransformerConfig,
-    make_transformer,
-    next_token_loss,
-)
+from benchmarks._ratios import in_turn
+from distlab.models.transformer import make_transformer
 from distlab.runner import RankContext
+from tests.corpora import sharded
+from tests.corpora.both_ways import CONFIG, leave, meet
 
-UNIT = "sharded_optimizer"
 BATCH = 8
-STEPS = 20
-GLOBAL_BATCH = 12  # divisible by 1, 2, 3 and 4 ranks
 WARM_UP = 3
-make_optimizer = partial(torch.optim.AdamW, lr=1e-2)
-
-
-def make_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Weights decay; biases, norms and the like do not."""
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    return [
-        {"params": decayed, "weight_decay": 0.1},
-        {"params": others, "weight_decay": 0.0, "lr": 3e-3},
-    ]
-
-
-def tokens_of(config: TransformerConfig, step: int, batch: int, seed: int) -> Tensor:
-    """A batch (batch, context) of a step."""
-    generator = torch.Generator().manual_seed(1000 * step + seed)
-    shape = batch, config.context
-    return torch.randint(0, config.vocab_size, shape, generator=generator)
-
-
-# ── four ways to take a step ────────────────────────────────────────────────────────
-
-
-class Ours:
-    """The unit's stage 1, 2 or 3; 3 with prefetch."""
-
-    def __init__(self, comm: Comm, model: nn.Module, side: str, stage: int) -> None:
-        unit = load(UNIT, side)
-        self.model = model
-        groups = make_groups(model)
-        zero = unit.ShardedOptimizer(comm, model, groups, make_optimizer)
-        self.zero = unit.at_stage(stage, zero)
-        if stage == 3:
-            self.zero.weights.is_prefetching = True
-        self.bytes_per_rank = unit.bytes_per_rank
-
-    def backward(self, tokens: Tensor) -> Tensor:
-        """Forward and backward; the loss."""
-        loss = next_token_loss(self.model(tokens), tokens)
-        loss.backward()
-        return loss.detach()
-
-    def finish(self) -> None:
-        """The rest of a step."""
-        self.zero.reduce_gradients()
-        self.zero.step()
-        self.zero.zero_grad()
-
-    def step(self, tokens: Tensor) -> float:
-        """A whole step."""
-        loss = self.backward(tokens)
-        self.finish()
-        return float(loss)
-
-    def tensors(self) -> dict[str, list[Tensor]]:
-        """What is kept of each kind, between backward() and step()."""
-        buckets = self.zero.buckets
-        own = [bucket.shard.detach() for bucket in buckets]
-        weights = [*own, *(bucket.flat for bucket in buckets)]
-        found = [p.grad for b in buckets for p in (b.shard, *b.parameters)]
-        gradients = [gradient for gradient in found if gradient is not None]
-        return {
-            "weights": weights,
-            "gradients": gradients,
-            "state": state_of(self.zero.optimizer),
-        }
-
-
-class Unsharded:
-    """AdamW on all parameters; the gradient is that of the whole batch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.optimizer = model, make_optimizer(make_groups(model))
-
-    def step(self, tokens: Tensor) -> float:
-        """A whole step."""
-        self.optimizer.zero_grad()
-        loss = next_token_loss(self.model(tokens), tokens)
-        loss.backward()
-        self.optimizer.step()
-        return float(loss.detach())
-
-    def tensors(self) -> dict[str, list[Tensor]]:
-        """What is kept of each kind."""
-        parameters = list(self.model.parameters())
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return {
-            "weights": [_local(p.detach()) for p in parameters],
-            "gradients": [_local(gradient) for gradient in gradients],
-            "state": state_of(self.optimizer),
-        }
-
-
-class Zro(Unsharded):
-    """Torch's DistributedDataParallel and ZeroRedundancyOptimizer."""
-
-    def __init__(self, model: nn.Module) -> None:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        self.model = nn.parallel.DistributedDataParallel(model)
-        self.optimizer = ZeroRedundancyOptimizer(  # type: ignore[assignment]
-            make_groups(model), optimizer_class=torch.optim.AdamW, lr=1e-2
-        )
-
-    def tensors(self) -> dict[str, list[Tensor]]:
-        """What is kept of each kind; the state is that of the optimizer inside."""
-        inner: Any = self.optimizer
-        return {**super().tensors(), "state": state_of(inner.optim)}
-
-
-class Fsdp2(Unsharded):
-    """Torch's fully_shard, of each layer and then of the rest."""
-
-    def __init__(self, model: nn.Module, *, is_stage_2: bool = False) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for part in (*model.children(), model):
-            fully_shard(part, mesh=mesh, reshard_after_forward=not is_stage_2)
-        super().__init__(model)
-
-
-def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors that an optimizer keeps."""
-    kept = [value for state in optimizer.state.values() for value in state.values()]
-    return [_local(value) for value in kept if isinstance(value, Tensor)]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    to_local = getattr(tensor, "to_local", None)
-    local: Tensor = to_local() if to_local else tensor
-    return local
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """The memory behind them, each piece of it once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({s._cdata: s.nbytes() for s in storages}.values())
-
-
-# ── programs ────────────────────────────────────────────────────────────────────────
-
-
-def held(
-    context: RankContext, side: str, folder: str, stage: int, is_small: bool = False
-) -> dict[str, Any]:
-    """Bytes held between backward() and step(), when there is state; and the formula.
-
-    float32 and AdamW; `alive` are all tensors, whoever holds them.
-    """
-    comm = meet(context, folder)
-    config = SMALL if is_small else CONFIG
-    batches = [tokens_of(config, step, 1, context.rank) for step in range(2)]
-    with LiveBytes() as memory:
-        ours = Ours(comm, make_transformer(config).float(), side, stage)
-        ours.step(batches[0])
-        ours.backward(batches[1])
-        size = sum(sum(bucket.sizes) for bucket in ours.zero.buckets)
-        right = ours.bytes_per_rank(size, context.world_size, stage)
-        found = {kind: num_bytes(own) for kind, own in ours.tensors().items()}
-        alive = memory.settled(round(right * 1.005))
-        ours.finish()
-    kinds = ((4, 0, 0), (0, 4, 0), (0, 0, 8))
-    parts = [ours.bytes_per_rank(size, context.world_size, stage, k) for k in kinds]
-    formula = dict(zip(("weights", "gradients", "state"), parts, strict=True))
-    leave()
-    return {"held": {**found, "alive": alive}, "formula": {**formula, "alive": right}}
-
-
-def peers_held(context: RankContext, folder: str, is_small: bool) -> dict[str, Any]:
-    """What torch's two hold of the same model, after a backward()."""
-    meet(context, folder)
-    config = SMALL if is_small else CONFIG
-    found = {}
-    makers: dict[str, Callable[[nn.Module], Unsharded]] = {
-        "ZeroRedundancyOptimizer": Zro,
-        "FSDP2": Fsdp2,
-    }
-    for name, maker in makers.items():
-        peer = maker(make_transformer(config).float())
-        peer.step(tokens_of(config, 0, 1, context.rank))
-        found[name] = {kind: num_bytes(own) for kind, own in peer.tensors().items()}
-    leave()
-    return found
-
-
-def parity(context: RankContext, side: str, folder: str) -> dict[str, list[float]]:
-    """The losses of STEPS steps in float64: of the whole batch, by all of them."""
-    comm, n = meet(context, folder), context.world_size
-    contestants: dict[str, Any] = {
-        f"stage{stage}": Ours(comm, make_transformer(SMALL), side, stage)
-        for stage in (1, 2, 3)
-    }
-    contestants["ZeroRedundancyOptimizer"] = Zro(make_transformer(SMALL))
-    contestants["FSDP2"] = Fsdp2(make_transformer(SMALL))
-    alone = Unsharded(make_transformer(SMALL))
-    losses: dict[str, list[float]] = {name: [] for name in (*contestants, "unsharded")}
-    for step in range(STEPS):
-        tokens = tokens_of(SMALL, step, GLOBAL_BATCH, 0)
-        for name, contestant in contestants.items():
-            loss = torch.tensor(
-                contestant.step(tokens.chunk(n)[context.rank]), dtype=torch.float64
-            )
-            losses[name].append(float(mean(loss)))
-        losses["unsharded"].append(alone.step(tokens))
-    leave()
-    return losses
-
-
-def mean(value: Tensor) -> Tensor:
-    """Of all ranks of torch's default group."""
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
-
-
-def save(context: RankContext, side: str, folder: str, count: int) -> list[float]:
-    """`count` steps at stage 2; each rank writes its part, rank 0 the weights."""
-    comm = meet(context, folder)
-    ours = Ours(comm, make_transformer(SMALL), side, 2)
-    losses = _losses(ours, range(count))
-    torch.save(ours.zero.state_dict(), Path(folder) / f"state{context.rank}.pt")
-    if context.rank == 0:
-        torch.save(ours.model.state_dict(), Path(folder) / "weights.pt")
-    leave()
-    return losses
-
-
-def go_on(context: RankContext, side: str, folder: str, count: int) -> list[float]:
-    """The steps from `count` on, from what another number of ranks has written."""
-    (Path(folder) / "again").mkdir(exist_ok=True)
-    comm = meet(context, f"{folder}/again")
-    model = make_transformer(SMALL)
-    model.load_state_dict(torch.load(Path(folder) / "weights.pt", weights_only=True))
-    ours = Ours(comm, model, side, 2)
-    files = sorted(Path(folder).glob("state*.pt"))
-    ours.zero.load_state_dict([torch.load(f, weights_only=True) for f in files])
-    losses = _losses(ours, range(count, STEPS))
-    leave()
-    return losses
-
-
-def _losses(ours: Ours, steps: range) -> list[float]:
-    found = []
-    for step in steps:
-        tokens = tokens_of(SMALL, step, GLOBAL_BATCH, 0).chunk(dist.get_world_size())
-        loss = torch.tensor(ours.step(tokens[dist.get_rank()]), dtype=torch.float64)
-        found.append(float(mean(loss)))
-    return found
-
-
-def alone() -> list[float]:
-    """The losses of one process."""
-    one = Unsharded(make_transformer(SMALL))
-    return [one.step(tokens_of(SMALL, s, GLOBAL_BATCH, 0)) for s in range(STEPS)]
 
 
 def step_pairs(
-    context: RankContext, side: str, folder: str, stage: int, peer: str, count: int
-) -> list[tuple[float, float]]:
+    context: RankContext, folder: str, side: str, stage: int, peer: str, count: int
+) -> list[tuple[float, ...]]:
     """Seconds of a step, ours and torch's, `count` times in turn."""
     comm = meet(context, folder)
-    makers: dict[str, Callable[[nn.Module], Unsharded]] = {
-        "zro": Zro,
-        "fsdp2": Fsdp2,
-        "fsdp2 stage 2": partial(Fsdp2, is_stage_2=True),
+    makers: dict[str, Callable[[nn.Module], sharded.Unsharded]] = {
+        "zro": sharded.Zro,
+        "fsdp2": sharded.Fsdp2,
+        "fsdp2 stage 2": partial(sharded.Fsdp2, is_stage_2=True),
     }
-    both: list[Ours | Unsharded] = [
-        Ours(comm, make_transformer(CONFIG).float(), side, stage),
+    both: list[sharded.Ours | sharded.Unsharded] = [
+        sharded.Ours(comm, make_transformer(CONFIG).float(), side, stage),
         makers[peer](make_transformer(CONFIG).float()),
     ]
-    tokens = tokens_of(CONFIG, 0, BATCH, context.rank)
-    found = []
-    for number in range(WARM_UP + count):
-        took = [0.0, 0.0]
-        # Whoever comes second finds warm caches: so they take turns.
-        for place in (0, 1) if number % 2 else (1, 0):
-            dist.barrier()
-            started = time.perf_counter()
-            both[place].step(tokens)
-            took[place] = time.perf_counter() - started
-        if number >= WARM_UP:
-            found.append((took[0], took[1]))
+    tokens = sharded.tokens_of(CONFIG, 0, BATCH, context.rank)
+    ways = [partial(one.step, tokens) for one in both]
+    found = in_turn(ways, count, warm_up=WARM_UP, before=dist.barrier)
     leave()
     return found

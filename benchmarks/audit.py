@@ -1,16 +1,15 @@
 """How many planted mistakes `distlab audit` names with their line, and what else.
 
-`audited/wrong` has scripts with one mistake each, written after public reports; the
-lines that a reviewer would point at end in `# MISTAKE`. `audited/right` has scripts
-without one. Those whose number is above 20 were written after the detectors, and are
-counted on their own too; `audited/README.md` says how many were named at first sight.
+The scripts in `tests/corpora/audited/wrong` have one mistake each, written after public
+reports; the lines that a reviewer would point at end in `# MISTAKE`. Those in `right`
+have none. Those whose number is above 20 were written after the detectors, and are
+counted on their own too; the README there says how many were named at first sight.
 
     distlab bench audit [--json]        exits with 1 when a bar is missed
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
 import sys
@@ -18,20 +17,18 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks._bars import Bench, Line, share
+from distlab.audit import Report, audit
+from distlab.audit.run import PRELOAD
+from distlab.runner import Cluster
 
-from benchmarks._bars import Bars, Line, report_of, rows, share, show  # noqa: E402
-from distlab.audit import Report, audit  # noqa: E402
-from distlab.audit.run import PRELOAD  # noqa: E402
-from distlab.runner import Cluster  # noqa: E402
-
-FOLDER = ROOT / "benchmarks" / "audited"
+FOLDER = Path(__file__).parents[1] / "tests" / "corpora" / "audited"
 WRONG, RIGHT = FOLDER / "wrong", FOLDER / "right"
 NUM_SEEN = 20  # scripts that were there before the detectors were done
-BARS = Bars(
+BENCH = Bench(
+    "audit",
+    __doc__,
     at_least={"named": 0.95, "named_held_out": 0.95, "wrong": 40, "right": 40},
     at_most={"false_findings": 0},
 )
@@ -70,56 +67,33 @@ def run(scripts: Iterable[Path], cluster: Cluster) -> list[tuple[Path, Report, f
     return done
 
 
-def measure(wrong: Sequence[Path], right: Sequence[Path]) -> dict[str, Any]:
-    """Return all results, in the schema of every benchmark here."""
+def measure(
+    wrong: Sequence[Path] | None = None, right: Sequence[Path] | None = None
+) -> list[Line]:
+    """Return all figures; of these scripts, or of all."""
     with Cluster(preload=PRELOAD) as cluster:
-        bad, good = run(wrong, cluster), run(right, cluster)
-    missed = [(s, r) for s, r, _ in bad if not is_named(s, r)]
-    held_out = [(s, r) for s, r, _ in bad if int(s.name[:2]) > NUM_SEEN]
-    false = [f"{s.name}: {what}" for s, r, _ in good for what in others(s, r)]
-    lines = [
-        BARS.line("wrong", len(bad)),
-        BARS.line(
-            "named", share([is_named(s, r) for s, r, _ in bad]), what=_told(missed)
-        ),
-        BARS.line("named_held_out", share([is_named(s, r) for s, r in held_out])),
-        BARS.line("other_findings", sum(len(others(s, r)) for s, r, _ in bad)),
-        BARS.line("right", len(good)),
-        BARS.line("false_findings", len(false), what=false),
-        BARS.line("seconds_per_script", _mean([t for _, _, t in bad + good]), "s"),
+        bad = run(sorted(WRONG.glob("*.py")) if wrong is None else wrong, cluster)
+        good = run(sorted(RIGHT.glob("*.py")) if right is None else right, cluster)
+    named = {script: is_named(script, report) for script, report, _ in bad}
+    missed = [
+        f"{s.name}: {expected(s)[0]} not named; {others(s, report)}"
+        for s, report, _ in bad
+        if not named[s]
     ]
-    return report_of("audit", lines)
-
-
-def _mean(seconds: Sequence[float]) -> float:
-    return round(sum(seconds) / len(seconds), 2) if seconds else 0.0
-
-
-def _told(missed: Sequence[tuple[Path, Report]]) -> list[str]:
+    held_out = [is_it for s, is_it in named.items() if int(s.name[:2]) > NUM_SEEN]
+    false = [f"{s.name}: {what}" for s, report, _ in good for what in others(s, report)]
+    seconds = [took_s for _, _, took_s in bad + good]
+    mean_s = round(sum(seconds) / len(seconds), 2) if seconds else 0.0
     return [
-        f"{script.name}: {expected(script)[0]} not named; {others(script, report)}"
-        for script, report in missed
+        BENCH.line("wrong", len(bad)),
+        BENCH.line("named", share([*named.values()]), what=missed),
+        BENCH.line("named_held_out", share(held_out)),
+        BENCH.line("other_findings", sum(len(others(s, r)) for s, r, _ in bad)),
+        BENCH.line("right", len(good)),
+        BENCH.line("false_findings", len(false), what=false),
+        BENCH.line("seconds_per_script", mean_s, "s"),
     ]
-
-
-def text(results: Sequence[Line]) -> list[str]:
-    """Return what is printed without --json."""
-    return rows(
-        results,
-        lambda line: (
-            f"{line['name']:<20} {line['value']:>8} {line['unit']}{BARS.told(line)}"
-        ),
-    )
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    report = measure(sorted(WRONG.glob("*.py")), sorted(RIGHT.glob("*.py")))
-    return show(report, text, as_json=arguments.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure))

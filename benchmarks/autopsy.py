@@ -1,6 +1,6 @@
 """Does `distlab run` name the fault of every script that hangs, and of no other?
 
-Every script in `benchmarks/autopsy` runs as it is through `distlab run`. A hang is
+Every script in `tests/corpora/autopsy` runs as it is through `distlab run`. A hang is
 named if the report has its guilty ranks, at the lines where they are stuck. A false
 alarm is a verdict on a script without a fault. The seconds are those from the last
 progress of any rank to the verdict.
@@ -17,28 +17,30 @@ that rank is, and we don't count their seconds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import _autopsy_cost as cost
+from benchmarks._autopsy_runs import Ended, run_and_explain
+from benchmarks._autopsy_torch import in_torchs_words, table
+from benchmarks._bars import Bench, Line, Report
+from tests.corpora.autopsy_scripts import APART, Script, scripts
 
-from benchmarks._autopsy_corpus import APART, Script, scripts  # noqa: E402
-from benchmarks._autopsy_cost import overhead  # noqa: E402
-from benchmarks._autopsy_runs import Ended, run_and_explain  # noqa: E402
-from benchmarks._autopsy_torch import in_torchs_words, table  # noqa: E402
-
-AT_LEAST = {"hangs": 60, "right_scripts": 60, "named": 0.97}
-AT_MOST = {"false_alarms": 0, "seconds_p50_s": 1.0, "seconds_max_s": 3.0}
-Line = dict[str, Any]
+BENCH = Bench(
+    "autopsy",
+    __doc__,
+    at_least={"hangs": 60, "right_scripts": 60, "named": 0.97},
+    at_most={
+        "false_alarms": 0,
+        "seconds_p50_s": 1.0,
+        "seconds_max_s": 3.0,
+        "overhead_processor": 1.01,  # recorded steps take at most 1 % longer
+    },
+)
 
 
 def problems_of(script: Script, ended: Ended) -> list[str]:
@@ -103,8 +105,8 @@ def judge(script: Script, limit_s: float) -> Line:
     }
 
 
-def values_of(lines: Sequence[Line]) -> dict[str, float | None]:
-    """The figures, from the lines of all scripts."""
+def figures(lines: Sequence[Line]) -> list[Line]:
+    """The results, from the lines of all scripts."""
     hangs = [line for line in lines if line["kind"]]
     right = [line for line in lines if not line["kind"]]
     seconds = [
@@ -113,101 +115,47 @@ def values_of(lines: Sequence[Line]) -> dict[str, float | None]:
         if line["status"] in ("deadlock", "mismatch")
     ]
     named = sum(not line["problems"] for line in hangs)
-    return {
-        "hangs": len(hangs),
-        "right_scripts": len(right),
-        "named": round(named / len(hangs), 3) if hangs else None,
-        "false_alarms": sum(bool(line["status"]) for line in right),
-        "right_scripts_failed": sum(bool(line["exit_code"]) for line in right),
-        "seconds_p50_s": round(statistics.median(seconds), 3) if seconds else None,
-        "seconds_max_s": round(max(seconds), 3) if seconds else None,
-    }
-
-
-def result(name: str, value: float | None) -> Line:
-    """One figure with its bar; a figure that there is not (None) doesn't meet it."""
-    line: Line = {
-        "name": name,
-        "value": value,
-        "unit": "s" if name.endswith("_s") else "",
-    }
-    if name in AT_MOST:
-        is_met = value is not None and value <= AT_MOST[name]
-        line |= {"bar": AT_MOST[name], "met": is_met}
-    if name in AT_LEAST:
-        is_met = value is not None and value >= AT_LEAST[name]
-        line |= {"bar": AT_LEAST[name], "met": is_met}
-    return line
-
-
-def missed(report: Line) -> list[str]:
-    """The names of the results that miss their bar."""
+    median_s = round(statistics.median(seconds), 3) if seconds else None
     return [
-        line["name"]
-        for line in report["results"]
-        if not line.get("met", line.get("is_met", True))
+        BENCH.line("hangs", len(hangs)),
+        BENCH.line("right_scripts", len(right)),
+        BENCH.line("named", round(named / len(hangs), 3) if hangs else None),
+        BENCH.line("false_alarms", sum(bool(line["status"]) for line in right)),
+        BENCH.line("right_scripts_failed", sum(bool(e["exit_code"]) for e in right)),
+        BENCH.line("seconds_p50_s", median_s, "s"),
+        BENCH.line("seconds_max_s", round(max(seconds), 3) if seconds else None, "s"),
     ]
 
 
-def measure(chosen: Sequence[Script], *, limit_s: float, jobs: int) -> Line:
-    """All results, in the schema of every benchmark here."""
-    import torch
-
-    with ThreadPoolExecutor(jobs) as pool:
-        lines = list(pool.map(lambda script: judge(script, limit_s), chosen))
-    return {
-        "bench": "autopsy",
-        "machine": {"cores": os.cpu_count(), "torch": torch.__version__, "jobs": jobs},
-        "results": [result(name, value) for name, value in values_of(lines).items()],
-        "cases": lines,
-    }
-
-
-def _tell_overhead(*, as_json: bool) -> int:
-    results = overhead()
-    if as_json:
-        print(json.dumps({"bench": "autopsy", "results": results}, indent=1))
-    for line in [] if as_json else results:
-        upper = "" if line["upper"] is None else f", at most {line['upper']:.4f}"
-        print(f"{line['name']:<24} {line['value']:.4f} {line['unit']}{upper}")
-    return 1 if missed({"results": results}) else 0
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="only these scripts")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--torch", action="store_true", help="torch's own words")
-    parser.add_argument("--overhead", action="store_true", help="cost of a DDP step")
-    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds per script")
-    arguments = parser.parse_args()
-    if arguments.overhead:
-        return _tell_overhead(as_json=arguments.json)
-    chosen = [
-        script
-        for script in (*scripts("hangs"), *scripts("right"))
-        if not arguments.names or script.name in arguments.names
-    ]
-    if arguments.torch:
-        hangs = [script for script in chosen if script.hangs]
-        lines = in_torchs_words(hangs, jobs=arguments.jobs)
-        print(json.dumps(lines, indent=1) if arguments.json else table(lines))
-        return 0
-    report = measure(chosen, limit_s=arguments.limit, jobs=arguments.jobs)
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-        return 1 if missed(report) else 0
-    for line in report["cases"]:
+def problems(report: Report) -> list[str]:
+    """What is printed above the figures without --json."""
+    told = []
+    for line in report.get("cases", ()):
         for problem in line["problems"]:
-            print(f"{line['id']} ({line['ranks']} ranks)\n    {problem}")
-            print(f"    {line['said']}" if line["said"] else "    it said nothing")
-    for figure in report["results"]:
-        bar = "" if figure.get("met", True) else f"  MISSED, the bar is {figure['bar']}"
-        print(f"{figure['name']:<22} {figure['value']!s:>8} {figure['unit']}{bar}")
-    return 1 if missed(report) else 0
+            told.append(f"{line['id']} ({line['ranks']} ranks)\n    {problem}")
+            told.append(
+                f"    {line['said']}" if line["said"] else "    it said nothing"
+            )
+    return [*told, *([report["table"]] if "table" in report else [])]
+
+
+def measure(
+    names: Sequence[str], torch: bool, overhead: bool, jobs: int, limit: float
+) -> Report:
+    """All results of these scripts, or of all."""
+    if overhead:
+        return BENCH.report(cost.overhead(BENCH))
+    both = (*scripts("hangs"), *scripts("right"))
+    chosen = [script for script in both if not names or script.name in names]
+    if torch:
+        hangs = [script for script in chosen if script.hangs]
+        lines = in_torchs_words(hangs, jobs=jobs)
+        return BENCH.report([], lines=lines, table=table(lines))
+    with ThreadPoolExecutor(jobs) as pool:
+        lines = list(pool.map(lambda script: judge(script, limit), chosen))
+    return BENCH.report(figures(lines), cases=lines, jobs=jobs)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    flags = {"torch": False, "overhead": False}
+    sys.exit(BENCH.main(measure, problems, names=[], **flags, jobs=1, limit=60.0))

@@ -1,6 +1,7 @@
 """How large should DDP's buckets be? Its own code, in virtual time, on many ranks.
 
-    python benchmarks/buckets.py [--ranks 64] [--json]
+    distlab bench buckets [--json]        exits with 1 when a bar is missed
+    python benchmarks/buckets.py --ranks 64
 
 DDP sends its gradients in buckets while backward() goes on. One large bucket leaves
 nothing to overlap with; many small ones pay the latency again and again:
@@ -8,26 +9,21 @@ nothing to overlap with; many small ones pay the latency again and again:
     step, no overlap = forward + backward + all-reduce of all gradients at once
     all-reduce of S bytes on n ranks = 2(n-1) (alpha + S / (n B))
 
-Prints a step's time by bucket size, the best, and that formula beside it. Exits with 1
-if the largest bucket does not take what the formula says, or no bucket beats it.
+The figures are a step's time by bucket size, the best, and that formula beside it. The
+largest bucket must take what the formula says, and another one must beat it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks._bars import Bench, Line
 from distlab.sim import AlphaBeta
 from distlab.sim import torch as sim_torch
 
@@ -35,7 +31,12 @@ LAYERS, WIDTH, BATCH = 16, 256, 32
 CAPS_MB = (100, 25, 5, 2, 1, 0.5, 0.25)
 NET = AlphaBeta(alpha_s=1e-6, bytes_per_s=12.5e9)
 FLOPS_PER_S = 2e11
-MOST_REL_ERR = 1e-6
+BENCH = Bench(
+    "buckets",
+    __doc__,
+    at_least={"no_overlap_over_optimum": 1.000001},
+    at_most={"one_bucket_rel_err": 1e-6},
+)
 
 
 def steps(cap_mb: float, count: int) -> list[float]:
@@ -71,87 +72,39 @@ def formula(ranks: int) -> dict[str, float]:
     }
 
 
-def measure(ranks: int, caps_mb: Sequence[float] = CAPS_MB) -> list[dict[str, float]]:
-    """A step's time for each bucket size; the third, when DDP has settled."""
+def points_of(
+    ranks: int, caps_mb: Sequence[float] = CAPS_MB
+) -> list[tuple[float, float]]:
+    """By bucket size in MB, the seconds of the third step, when DDP has settled."""
     points = []
     for cap_mb in caps_mb:
-        started = time.perf_counter()
         done = sim_torch.run(steps, ranks, cap_mb, 3, net=NET, flops_per_s=FLOPS_PER_S)
         done.require_finished()
-        points.append(
-            {
-                "bucket_mb": float(cap_mb),
-                "step_s": max(took[-1] for took in done.values),
-                "wall_s": time.perf_counter() - started,
-            }
-        )
+        points.append((float(cap_mb), max(took[-1] for took in done.values)))
     return points
 
 
 def results_of(
-    ranks: int, points: list[dict[str, float]], parts: dict[str, float]
-) -> list[dict[str, Any]]:
-    """The results in the schema of all benchmarks."""
-    best = min(points, key=lambda point: point["step_s"])
-    alone = parts["no_overlap_s"]
-    error = abs(points[0]["step_s"] - alone) / alone
-    found = [(f"step_{p['bucket_mb']:g}MB", p["step_s"], "s") for p in points]
-    found += [(name.removesuffix("_s"), value, "s") for name, value in parts.items()]
+    ranks: int, points: Sequence[tuple[float, float]], parts: dict[str, float]
+) -> list[Line]:
+    """The figures; `points` begin with a bucket for everything."""
+    best_mb, best_s = min(points, key=lambda point: point[1])
+    alone_s = parts["no_overlap_s"]
+    error = abs(points[0][1] - alone_s) / alone_s
+    found = [(f"step_{mb:g}MB", 1e6 * step_s, "µs") for mb, step_s in points]
+    found += [(n.removesuffix("_s"), 1e6 * value, "µs") for n, value in parts.items()]
     found += [
-        ("optimum", best["bucket_mb"], "MB"),
-        ("no_overlap_over_optimum", alone / best["step_s"], "ratio"),
-        ("one_bucket_rel_err", error, "1"),
-        ("slowest_run", max(point["wall_s"] for point in points), "s"),
+        ("optimum", best_mb, "MB"),
+        ("no_overlap_over_optimum", alone_s / best_s, "ratio"),
+        ("one_bucket_rel_err", error, ""),
     ]
-    return [
-        {"name": name, "value": value, "unit": unit, "n": ranks}
-        for name, value, unit in found
-    ]
+    return [BENCH.line(name, value, unit, n=ranks) for name, value, unit in found]
 
 
-def missed(results: list[dict[str, Any]]) -> list[str]:
-    """The results that are not as they must be."""
-    value = {result["name"]: result["value"] for result in results}
-    right = {
-        "one_bucket_rel_err": value["one_bucket_rel_err"] <= MOST_REL_ERR,
-        "no_overlap_over_optimum": value["no_overlap_over_optimum"] > 1,
-    }
-    return [name for name, is_right in right.items() if not is_right]
-
-
-def draw(points: list[dict[str, float]], parts: dict[str, float]) -> None:
-    """A bar for each bucket size, with the formula below."""
-    longest = max(parts["no_overlap_s"], *(point["step_s"] for point in points))
-    rows = [(f"{p['bucket_mb']:g} MB", p["step_s"]) for p in points]
-    for name, seconds in [*rows, ("no overlap", parts["no_overlap_s"])]:
-        bar = "█" * round(50 * seconds / longest)
-        print(f"{name:>10}  {1e6 * seconds:8.1f} µs  {bar}")
-
-
-def main() -> int:
-    """Measure, print, and say whether the curve is as it must be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    points, parts = measure(options.ranks), formula(options.ranks)
-    results = results_of(options.ranks, points, parts)
-    value = {result["name"]: result["value"] for result in results}
-    if options.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        print(json.dumps({"bench": "buckets", "machine": machine, "results": results}))
-    else:
-        draw(points, parts)
-        print(
-            f"best: {value['optimum']:g} MB, {value['no_overlap_over_optimum']:.2f} "
-            f"times as fast as without overlap; {options.ranks} ranks"
-        )
-    return int(bool(missed(results)))
+def measure(ranks: int) -> list[Line]:
+    """All figures on so many ranks."""
+    return results_of(ranks, points_of(ranks), formula(ranks))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, ranks=64))

@@ -17,30 +17,25 @@ planted_…                  a save that waits for the disk, and a load that rea
                            checksums: the bars must reject both
 
 distlab bench checkpoint [--json]      exits with 1 when a bar is missed
-python benchmarks/checkpoint.py [--rounds 6] [--damage 2000] [--kills 200]
+python benchmarks/checkpoint.py [--rounds 6] [--damages 2000] [--kills 200]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks import _ckpt_damage as damage  # noqa: E402
-from benchmarks import _ckpt_ranks as ranks  # noqa: E402
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._ratios import Pair, ratio_of, upper_bound  # noqa: E402
-from distlab.comm import RealDisk  # noqa: E402
-from distlab.curriculum import load, load_curriculum  # noqa: E402
-from distlab.curriculum.choose import chosen_unit  # noqa: E402
-from distlab.runner import Cluster  # noqa: E402
-from distlab.training.ddp_code import as_parts  # noqa: E402
+from benchmarks import _ckpt_damage as damage
+from benchmarks import _ckpt_ranks as ranks
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import Pair, on_ranks, ratio_of, slowest
+from distlab.comm import RealDisk
+from distlab.curriculum import load, load_curriculum
+from distlab.curriculum.choose import chosen_unit
+from distlab.runner import Cluster
+from distlab.training.ddp_code import as_parts
 
 AT_LEAST = {
     "corruptions": 2000,
@@ -56,11 +51,13 @@ AT_MOST = {
     "unloadable": 0,
     "disk_full_warnings": 2,
 }
-BARS = Bars(AT_LEAST, AT_MOST)
+BENCH = Bench("checkpoint", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+_line = BENCH.line
 STATE_BYTES, SMALL_BYTES, WORLD = 832 << 20, 208 << 20, 2
 ROUNDS, LAUNCHES, DAMAGES, KILLS = 6, 4, 2000, 200
 KILLED_BYTES = 4 << 20
-PRELOAD = ("torch._dynamo", "benchmarks._ckpt_damage")
+UNIT = load("fault_tolerance", "reference")
+PRELOAD = ("torch._dynamo", damage.__name__)
 Launches = list[list[Pair]]
 
 
@@ -77,25 +74,21 @@ def stalls(
     by_sync: Launches = []
     by_dcp: Launches = []
     for _ in range(launches):
-        with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
-            how = parts, folder, num_bytes, rounds, planted
-            run = cluster.run(
-                ranks.stalls, WORLD, *how, limits=damage.LIMITS, journal=False
+        with _disk() as disk:
+            how = disk, parts, num_bytes, rounds, planted
+            rows = slowest(
+                on_ranks(cluster, ranks.stalls, WORLD, *how, limits=damage.LIMITS)
             )
-            rows = [
-                {way: max(row[way] for row in same) for way in same[0]}
-                for same in zip(*run.require_finished().values, strict=True)
-            ]
-        by_sync.append([(row["ours"], row["sync"]) for row in rows])
-        by_dcp.append([(row["ours"], row["dcp"]) for row in rows])
+        by_sync.append([(ours, sync) for ours, sync, _ in rows])
+        by_dcp.append([(ours, dcp) for ours, _, dcp in rows])
     return by_sync, by_dcp
 
 
-def _real_folder() -> str:
+def _disk() -> tempfile.TemporaryDirectory[str]:
     """A folder on a disk that git does not see; /tmp may be memory."""
-    folder = ROOT / ".distlab"
+    folder = Path(__file__).parents[1] / ".distlab"
     folder.mkdir(exist_ok=True)
-    return str(folder)
+    return tempfile.TemporaryDirectory(dir=folder)
 
 
 def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line]:
@@ -106,23 +99,10 @@ def of_stalls(cluster: Cluster, parts: dict[str, Any], rounds: int) -> list[Line
             cluster, parts, rounds=rounds, launches=LAUNCHES, num_bytes=num_bytes
         )
         lines += [
-            _ratio_line(f"stall_ratio_vs_sync{size}", by_sync),
-            _ratio_line(f"stall_ratio_vs_dcp{size}", by_dcp),
+            BENCH.ratio(f"stall_ratio_vs_sync{size}", by_sync, "torch.save and fsync"),
+            BENCH.ratio(f"stall_ratio_vs_dcp{size}", by_dcp, "dcp.async_save"),
         ]
     return [*lines, _line("state_mb", round(STATE_BYTES / 1e6), "MB")]
-
-
-def _ratio_line(name: str, found: Launches) -> Line:
-    pairs = [pair for own in found for pair in own]
-    return _line(
-        name,
-        round(ratio_of(found), 4),
-        "ours/peer",
-        upper=round(upper_bound(found), 4),
-        ours_s=round(sorted(ours for ours, _ in pairs)[len(pairs) // 2], 4),
-        peer_s=round(sorted(peer for _, peer in pairs)[len(pairs) // 2], 4),
-        n=len(pairs),
-    )
 
 
 def saved_in(cluster: Cluster, parts: dict[str, Any], folder: str) -> Path:
@@ -140,40 +120,41 @@ def saved_in(cluster: Cluster, parts: dict[str, Any], folder: str) -> Path:
 
 def of_damage(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """Torn and flipped files."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
-        tally = damage.damaged(unit.load, saved_in(cluster, parts, folder), count)
+    with _disk() as folder:
+        tally = damage.damaged(UNIT.load, saved_in(cluster, parts, folder), count)
     return [
         _line("corruptions", tally.done, f"in {len(tally.files)} files"),
-        _line("corruptions_missed", len(tally.missed), "", damage.shown(tally.missed)),
+        _line(
+            "corruptions_missed", len(tally.missed), what=tally.missed[: damage.SHOWN]
+        ),
     ]
 
 
 def of_kills(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """Killed ranks."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         place = Path(folder)
-        tally = damage.killed(cluster, unit.load, parts, place, count, KILLED_BYTES)
+        tally = damage.killed(cluster, UNIT.load, parts, place, count, KILLED_BYTES)
     return [
         _line("kills_while_saving", tally.saving, f"of {tally.done} kills"),
-        _line("unloadable", len(tally.unloadable), "", damage.shown(tally.unloadable)),
+        _line(
+            "unloadable", len(tally.unloadable), what=tally.unloadable[: damage.SHOWN]
+        ),
     ]
 
 
 def of_full_disk(cluster: Cluster, parts: dict[str, Any]) -> list[Line]:
     """Training goes on, and says what is wrong."""
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         run = cluster.run(
             ranks.on_full_disk, WORLD, parts, folder, limits=damage.LIMITS
         )
         values = run.require_finished().values
-        found = unit.load(RealDisk(folder))
+        found = UNIT.load(RealDisk(folder))
     warned = values[0]["warned"]
     return [
         _line("disk_full_steps_trained", min(v["trained"] for v in values), "of 8"),
-        _line("disk_full_warnings", len(warned), "", [text for _, text in warned]),
+        _line("disk_full_warnings", len(warned), what=[text for _, text in warned]),
         _line("disk_full_loaded_step", found.step if found else 0, "of 8"),
     ]
 
@@ -181,10 +162,9 @@ def of_full_disk(cluster: Cluster, parts: dict[str, Any]) -> list[Line]:
 def of_planted(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line]:
     """The bars reject a save that waits, and a load without checksums."""
     by_sync, _ = stalls(cluster, parts, rounds=3, launches=1, planted=True)
-    unit = load("fault_tolerance", "reference")
-    with tempfile.TemporaryDirectory(dir=_real_folder()) as folder:
+    with _disk() as folder:
         place = saved_in(cluster, parts, folder)
-        tally = damage.damaged(damage.without_checksums(unit), place, count)
+        tally = damage.damaged(damage.without_checksums(UNIT), place, count)
     ratio, missed = ratio_of(by_sync), len(tally.missed)
     rejected = (ratio > AT_MOST["stall_ratio_vs_sync"]) + (missed > 0)
     return [
@@ -194,51 +174,18 @@ def of_planted(cluster: Cluster, parts: dict[str, Any], count: int) -> list[Line
     ]
 
 
-def _line(
-    name: str, value: float, unit: str, what: Sequence[str] = (), **more: Any
-) -> Line:
-    return BARS.line(
-        name, value, unit, **more, **({"what": list(what)} if what else {})
-    )
-
-
-def measure(rounds: int, num_damages: int, num_kills: int) -> dict[str, Any]:
+def measure(rounds: int, damages: int, kills: int) -> list[Line]:
     """All figures."""
-    choice = chosen_unit(load_curriculum(), "fault_tolerance", "reference")
-    parts = as_parts(choice)
+    parts = as_parts(chosen_unit(load_curriculum(), "fault_tolerance", "reference"))
     with Cluster(preload=PRELOAD) as cluster:
-        results = [
+        return [
             *of_stalls(cluster, parts, rounds),
-            *of_damage(cluster, parts, num_damages),
-            *of_kills(cluster, parts, num_kills),
+            *of_damage(cluster, parts, damages),
+            *of_kills(cluster, parts, kills),
             *of_full_disk(cluster, parts),
-            *of_planted(cluster, parts, max(20, num_damages // 10)),
+            *of_planted(cluster, parts, max(20, damages // 10)),
         ]
-    return report_of("checkpoint", results)
-
-
-def text(results: Sequence[Line]) -> list[str]:
-    """What is printed without --json."""
-    return rows(results, _row)
-
-
-def _row(line: Line) -> str:
-    sure = f"  upper {line['upper']:g}" if "upper" in line else ""
-    bar = BARS.told(line)
-    return f"{line['name']:<28} {line['value']:>8g} {line['unit']}{bar}{sure}"
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--damage", type=int, default=DAMAGES)
-    parser.add_argument("--kills", type=int, default=KILLS)
-    options = parser.parse_args()
-    report = measure(options.rounds, options.damage, options.kills)
-    return show(report, text, as_json=options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, rounds=ROUNDS, damages=DAMAGES, kills=KILLS))

@@ -22,50 +22,30 @@ The images are Fashion-MNIST, 2 epochs, where `distlab ddp --dataset fashion-mni
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks import _compression_ranks as ranks  # noqa: E402
-from benchmarks._ratios import command  # noqa: E402
-from distlab.runner import Cluster, Limits  # noqa: E402
-from distlab.training.ddp_data import locate  # noqa: E402
+from benchmarks import _compression_ranks as ranks
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import on_ranks
+from distlab.runner import Cluster, Limits
+from distlab.training.ddp_data import locate
 
 WORLDS = (2, 4)
 FASHION, DIGITS = ("fashion-mnist", 2), ("digits", 30)  # and epochs
-SHARES = {
-    "fp16": (0.5, 0.5),
-    "bf16": (0.5, 0.5),
-    "int8": (0.25, 0.26),
-    "sign1": (0.031, 0.033),
-    "topk1": (0.0, 0.0101),  # over n
-}
-"""At least and at most."""
-BAR_POINTS, BAR_DIFFERENCE = 0.5, 1e-5
 CLOSE = 1e-9  # of a share to its formula
 COMPRESSED = ("fp16", "bf16", "int8", "sign1", "topk1", "powersgd4")
 WITHOUT = tuple(f"{name}_without" for name in COMPRESSED[2:])
 LIMITS = Limits(seconds=3000.0, memory_bytes=8 << 30)
-Result = dict[str, Any]
 Sent = dict[int, dict[str, float]]
 """By world size and name of a hook: bytes that the rank sends that sends most."""
-
-
-# ── what is a result, from what was measured ────────────────────────────────────────
 
 
 def powersgd_share() -> float:
     """By the formula: P and Q of every matrix, and all other elements."""
     sent = total = 0
     for shape in ranks.shapes():
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         total += size
         if len(shape) > 1:
             columns = size // shape[0]
@@ -75,68 +55,62 @@ def powersgd_share() -> float:
     return sent / total
 
 
-def bytes_results(sent: Sent) -> list[Result]:
-    """The share of each hook at each world size, and its bar."""
-    formula = powersgd_share()
-    bars = SHARES | {"powersgd4": (formula * (1 - CLOSE), formula * (1 + CLOSE))}
-    results = []
-    for name, (least, most) in bars.items():
+LEAST = {"fp16": 0.5, "bf16": 0.5, "int8": 0.25, "sign1": 0.031, "topk1": 0.0}
+MOST = {"fp16": 0.5, "bf16": 0.5, "int8": 0.26, "sign1": 0.033, "topk1": 0.0101}
+LEAST["powersgd4"] = powersgd_share() * (1 - CLOSE)
+MOST["powersgd4"] = powersgd_share() * (1 + CLOSE)
+BENCH = Bench(
+    "compression",
+    __doc__,
+    at_least={f"bytes_{name}": share for name, share in LEAST.items()},
+    at_most={f"bytes_{name}": share for name, share in MOST.items()}
+    | {f"acc_delta_{name}": 0.5 for name in COMPRESSED}
+    | {"powersgd_max_difference": 1e-5},
+)
+
+
+def bytes_results(sent: Sent) -> list[Line]:
+    """The share of dense bytes that each hook sends, at each number of ranks.
+
+    That of top-k is by the number of ranks: each sends what all have chosen.
+    """
+    lines = []
+    for name in COMPRESSED:
         over = {n: n if name == "topk1" else 1 for n in sent}
         shares = {n: own[name] / own["dense"] / over[n] for n, own in sent.items()}
-        results.append(
-            {
-                "name": f"bytes_{name}",
-                "value": max(shares.values()),
-                "unit": "of dense / n" if name == "topk1" else "of dense",
-                "at_least": least,
-                "bar": most,
-                "is_met": all(least <= share <= most for share in shares.values()),
-                "shares": {f"n{n}": share for n, share in shares.items()},
-                "bytes_per_step": {
+        lines.append(
+            BENCH.line(
+                f"bytes_{name}",
+                max(shares.values()),
+                "of dense / n" if name == "topk1" else "of dense",
+                lower=min(shares.values()),
+                shares={f"n{n}": share for n, share in shares.items()},
+                bytes_per_step={
                     f"n{n}": own[name] / ranks.BYTE_STEPS for n, own in sent.items()
                 },
-            }
+            )
         )
-    return results
+    return lines
 
 
-def accuracy_results(found: dict[str, float], data: tuple[str, int]) -> list[Result]:
+def accuracy_results(found: dict[str, float], data: tuple[str, int]) -> list[Line]:
     """Points below the dense training, from percent by name of the hook."""
-    name, epochs = data
-    told = {"dataset": name, "epochs": epochs, "ranks": 2}
+    told = {"note": data[0], "epochs": data[1], "ranks": 2}
     dense = found["dense"]
-    results: list[Result] = [
-        {"name": "acc_dense", "value": dense, "unit": "percent", **told}
+    return [
+        BENCH.line("acc_dense", dense, "percent", **told),
+        *(
+            BENCH.line(
+                f"acc_delta_{hook}",
+                round(dense - percent, 6),
+                "points",
+                percent=percent,
+                **told,
+            )
+            for hook, percent in found.items()
+            if hook != "dense"
+        ),
     ]
-    for hook, percent in found.items():
-        if hook == "dense":
-            continue
-        result: Result = {
-            "name": f"acc_delta_{hook}",
-            "value": round(dense - percent, 6),
-            "unit": "points",
-            "percent": percent,
-            **told,
-        }
-        if not hook.endswith("_without"):
-            result |= {"bar": BAR_POINTS, "is_met": result["value"] <= BAR_POINTS}
-        results.append(result)
-    return results
-
-
-def powersgd_result(gaps: list[float]) -> Result:
-    """The largest difference of a gradient, of all steps and ranks."""
-    return {
-        "name": "powersgd_max_difference",
-        "value": max(gaps),
-        "unit": "1",
-        "peer": "torch powerSGD_hook",
-        "bar": BAR_DIFFERENCE,
-        "is_met": max(gaps) <= BAR_DIFFERENCE,
-    }
-
-
-# ── measuring ───────────────────────────────────────────────────────────────────────
 
 
 def sent_bytes(cluster: Cluster, side: str) -> Sent:
@@ -144,8 +118,7 @@ def sent_bytes(cluster: Cluster, side: str) -> Sent:
     sent: Sent = {}
     for n in WORLDS:
         names = ["dense", *COMPRESSED]
-        run = cluster.run(ranks.sent_bytes, n, side, names, limits=LIMITS)
-        values = run.require_finished().values
+        values = on_ranks(cluster, ranks.sent_bytes, n, side, names, limits=LIMITS)
         sent[n] = {name: max(own[name] for own in values) for name in values[0]}
     return sent
 
@@ -159,58 +132,37 @@ def data_files() -> tuple[dict[str, str], tuple[str, int]]:
     return {name: str(path) for name, path in files.items()}, FASHION
 
 
-def accuracies(cluster: Cluster, side: str) -> list[Result]:
+def accuracies(cluster: Cluster, side: str) -> list[Line]:
     """A training on two ranks with each hook, from the same weights."""
     files, data = data_files()
     found = {}
     for name in ("dense", *COMPRESSED, *WITHOUT):
-        run = cluster.run(
-            ranks.accuracy, 2, side, name, files, data[1], limits=LIMITS, journal=False
-        )
-        found[name] = min(run.require_finished().values)
+        how = side, name, files, data[1]
+        found[name] = min(on_ranks(cluster, ranks.accuracy, 2, *how, limits=LIMITS))
     return accuracy_results(found, data)
 
 
-def beside_torchs(cluster: Cluster, side: str) -> Result:
-    """PowerSGD on two ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = cluster.run(ranks.beside_torchs, 2, side, folder, limits=LIMITS)
-    return powersgd_result(
-        [gap for own in run.require_finished().values for gap in own]
-    )
+def beside_torchs(cluster: Cluster, side: str) -> Line:
+    """PowerSGD on two ranks: the largest difference of a gradient in any step."""
+    gaps = on_ranks(cluster, ranks.beside_torchs, 2, side, limits=LIMITS)
+    return powersgd_result([gap for own in gaps for gap in own])
 
 
-def measure(side: str) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
-    import torch
+def powersgd_result(gaps: list[float]) -> Line:
+    """The largest of the differences."""
+    peer = "torch powerSGD_hook"
+    return BENCH.line("powersgd_max_difference", max(gaps), "", peer=peer)
 
-    preload = ("torch._dynamo", "benchmarks._compression_ranks")
-    with Cluster(preload=preload) as cluster:
-        results = [
-            *bytes_results(sent_bytes(cluster, side)),
-            beside_torchs(cluster, side),
-            *accuracies(cluster, side),
+
+def measure(code: str) -> list[Line]:
+    """All figures of this code: mine, reference or a file."""
+    with Cluster(preload=("torch._dynamo", ranks.__name__)) as cluster:
+        return [
+            *bytes_results(sent_bytes(cluster, code)),
+            beside_torchs(cluster, code),
+            *accuracies(cluster, code),
         ]
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__}
-    return {
-        "bench": "compression",
-        "machine": machine,
-        "code": side,
-        "results": results,
-    }
-
-
-def main() -> int:
-    """Measure, print, and say whether every bar is met."""
-    return command(__doc__, measure, _row)
-
-
-def _row(result: Result) -> str:
-    least = f"  at least {result['at_least']:g}" if result.get("at_least") else ""
-    missed = "" if result.get("is_met", True) else "  MISSED"
-    data = f"  {result['dataset']}" if result["name"] == "acc_dense" else ""
-    return f"{result['name']:<28} {result['value']:>12.6g}{data}{missed}{least}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, code="reference"))

@@ -17,25 +17,22 @@ distlab bench engines [--json]
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks import _engine_ranks as ranks  # noqa: E402
-from benchmarks import _outside_engines as outside  # noqa: E402
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from distlab.engines import PyTorchDDPTrainer  # noqa: E402
-from distlab.models.mlp import make_mlp  # noqa: E402
-from distlab.runner import Cluster  # noqa: E402
+from benchmarks._bars import Bench, Line, Report
+from distlab.engines import PyTorchDDPTrainer
+from distlab.models.mlp import make_mlp
+from distlab.runner import Cluster
+from tests.corpora import engine_ranks as ranks
+from tests.corpora import outside_engines as outside
 
 STEPS, BAR = 20, 1e-10
 ACCURACY_BAR = 0.01
 WORLDS = (2, 3)
+BENCH = Bench("engines", __doc__)
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp2_stage_3": {"backend": "fsdp2"},
     "fsdp2_stage_2": {"backend": "fsdp2", "zero_stage": 2},
@@ -56,8 +53,8 @@ def single_process(batch_size: int) -> dict[str, Any]:
     return {"losses": history.losses, "weights": weights}
 
 
-def measure(worlds: tuple[int, ...] = WORLDS) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
+def measure(worlds: tuple[int, ...] = WORLDS) -> Report:
+    """All figures."""
     lines: list[Line] = []
     for n in worlds:
         with Cluster() as cluster:
@@ -79,16 +76,13 @@ def measure(worlds: tuple[int, ...] = WORLDS) -> dict[str, Any]:
         if engine.is_here:
             lines += gap_lines(f"{name}_{{}}_n2", engine.bar, engine.gaps())
     absent = {n: e.target for n, e in outside.ENGINES.items() if not e.is_here}
-    return {**report_of("engines", lines), "not_measured": absent}
+    return BENCH.report(lines, not_measured=absent)
 
 
 def gap_lines(name: str, bar: float, gaps: outside.Gaps) -> list[Line]:
     """The rows of an engine outside the core; `name` with a place for the figure's."""
-    found = {"loss": gaps.loss, "weights": gaps.weights, "accuracy": gaps.accuracy}
     most = {"loss": bar, "weights": bar, "accuracy": ACCURACY_BAR}
-    bars = Bars(at_least={}, at_most={name.format(k): v for k, v in most.items()})
-    more = {"baseline": "torch DDP", "steps": outside.STEPS}
-    return [bars.line(name.format(k), v, "1", **more) for k, v in found.items()]
+    return _lines({name.format(k): (vars(gaps)[k], most[k]) for k in most})
 
 
 def compare(name: str, result: Any, base: Any) -> list[Line]:
@@ -97,34 +91,21 @@ def compare(name: str, result: Any, base: Any) -> list[Line]:
     pairs = zip(result["losses"], base["losses"], strict=True)
     losses = max(abs(one - other) for one, other in pairs)
     weights = float((result["weights"] - base["weights"]).abs().max())
-    bars = Bars(at_least={}, at_most={f"{name}_loss": BAR, f"{name}_weights": BAR})
-    more = {"baseline": "torch DDP", "steps": len(base["losses"])}
-    return [
-        bars.line(f"{name}_loss", losses, "1", **more),
-        bars.line(f"{name}_weights", weights, "1", **more),
-    ]
+    return _lines({f"{name}_loss": (losses, BAR), f"{name}_weights": (weights, BAR)})
 
 
-def text(results: Any) -> list[str]:
-    """The table."""
-    return rows(
-        results,
-        lambda line: (
-            f"{line['name']:<32} {line['value']:>9.1e}"
-            + (f"  bar ≤ {line['bar']:g}" + ("" if line["met"] else "  MISSED"))
-        ),
-    )
+def _lines(found: dict[str, tuple[float, float]]) -> list[Line]:
+    """By the name of a figure: its value, and its bar."""
+    bench = Bench("engines", __doc__, at_most={k: bar for k, (_, bar) in found.items()})
+    more: Line = {"baseline": "torch DDP", "steps": STEPS}
+    return [bench.line(name, value, **more) for name, (value, _) in found.items()]
 
 
-def main() -> int:
-    """Measure, print, and say whether every bar is met."""
-    report, as_json = measure(), "--json" in sys.argv
-    code = show(report, text, as_json=as_json)
-    if not as_json:
-        for name, target in report["not_measured"].items():
-            print(f"{name} is not installed here: make {target}")
-    return code
+def absent_engines(report: Report) -> list[str]:
+    """The engines that are not installed, and how to measure them."""
+    absent = report["not_measured"].items()
+    return [f"{name} is not installed here: make {target}" for name, target in absent]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, absent_engines))

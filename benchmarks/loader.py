@@ -21,32 +21,29 @@ a random region of each, resized to 224 × 224, flipped in half of the cases, as
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
-import torch  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import in_turn
+from distlab.data.images import open_images
+from distlab.data.loader import ImageLoader
+from distlab.data.make import make
+from distlab.data.transforms import TrainTransform, normalized
+from distlab.models.convnet import make_convnet
+from tests.corpora.torchvision_here import torchvision
 
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._ratios import Pair, result_of  # noqa: E402
-from benchmarks._torchvision import torchvision  # noqa: E402
-from distlab.data.images import open_images  # noqa: E402
-from distlab.data.loader import ImageLoader  # noqa: E402
-from distlab.data.make import make  # noqa: E402
-from distlab.data.transforms import TrainTransform, normalized  # noqa: E402
-from distlab.models.convnet import make_convnet  # noqa: E402
-
-BARS = Bars({}, {})
+BENCH = Bench("loader", __doc__)
 PAIRS, NUM_IMAGES, NUM_WORKERS, BATCH = 7, 256, 2, 32
 FAST, FULL = TrainTransform(), TrainTransform(draft=False)
 PEER = "torchvision ImageFolder + v2, DataLoader"
@@ -94,7 +91,7 @@ def images_per_s(root: Path) -> Line:
     rates = [1 / seconds(time.perf_counter, loader) for _ in range(3)]
     name = "images_per_s_shards" if root.name == "shards" else "images_per_s"
     unit = f"images/s, {NUM_WORKERS} workers"
-    return BARS.line(name, round(statistics.median(rates), 1), unit, n=len(rates))
+    return BENCH.line(name, round(statistics.median(rates), 1), unit, n=len(rates))
 
 
 def cpu_time(root: Path, num_pairs: int) -> list[Line]:
@@ -105,26 +102,21 @@ def cpu_time(root: Path, num_pairs: int) -> list[Line]:
         times = [seconds(time.process_time, ours(root, FAST)) for _ in range(num_pairs)]
         line = _cpu_line(times)
         return [line | {"what": [f"no ratio to torchvision: {error}"]}]
-    pairs: dict[str, list[Pair]] = {"": [], "_full": []}
-    for number in range(2 * num_pairs):
-        name, transform = ("_full", FULL) if number % 2 else ("", FAST)
-        own = ours(root, transform)
-        if number % 4 < 2:
-            own_s = seconds(time.process_time, own)
-            peer_s = seconds(time.process_time, peer)
-        else:
-            peer_s = seconds(time.process_time, peer)
-            own_s = seconds(time.process_time, own)
-        pairs[name].append((own_s, peer_s))
+    found = {}
+    for name, transform in (("", FAST), ("_full", FULL)):
+        ways = [partial(read, loader) for loader in (ours(root, transform), peer)]
+        took = in_turn(ways, num_pairs, clock=time.process_time)
+        num_images = read(peer)
+        found[name] = [(own / num_images, other / num_images) for own, other in took]
     return [
-        _cpu_line([own_s for own_s, _ in pairs[""]]),
-        *(result_of(f"ratio_torchvision{name}", [pairs[name]], PEER) for name in pairs),
+        _cpu_line([own_s for own_s, _ in found[""]]),
+        *(BENCH.ratio(f"ratio_torchvision{n}", [p], PEER) for n, p in found.items()),
     ]
 
 
 def _cpu_line(times: Sequence[float]) -> Line:
     value = round(1000 * statistics.median(times), 3)
-    return BARS.line("cpu_ms_per_image", value, "ms, CPU time", n=len(times))
+    return BENCH.line("cpu_ms_per_image", value, "ms, CPU time", n=len(times))
 
 
 def data_wait_share(root: Path) -> Line:
@@ -148,45 +140,23 @@ def data_wait_share(root: Path) -> Line:
             steps += 1
     total_s = time.perf_counter() - start_s
     share = round(loader.wait_s / total_s, 4)
-    return BARS.line("data_wait_share", share, "of the wall time", n=steps - 5)
+    return BENCH.line("data_wait_share", share, "of the wall time", n=steps - 5)
 
 
-def measure(num_pairs: int, num_images: int) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
+def measure(pairs: int, images: int) -> list[Line]:
+    """All figures; none has a bar."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="distlab-bench-") as temporary:
         folder = Path(temporary)
-        make(folder / "photos", "photos", num_images=num_images * 5 // 4)
+        make(folder / "photos", "photos", num_images=images * 5 // 4)
         make(folder / "digits", "digits")
-        results = [
+        return [
             images_per_s(folder / "photos"),
             images_per_s(folder / "photos" / "shards"),
-            *cpu_time(folder / "photos", num_pairs),
+            *cpu_time(folder / "photos", pairs),
             data_wait_share(folder / "digits"),
         ]
-    return report_of("loader", results)
-
-
-def text(results: Sequence[Line]) -> list[str]:
-    """What is printed without --json."""
-    return rows(results, _row)
-
-
-def _row(line: Line) -> str:
-    sure = f"  upper {line['upper']:g}" if "upper" in line else ""
-    return f"{line['name']:<24} {line['value']:>9g} {line['unit']}{sure}"
-
-
-def main() -> int:
-    """Measure and print; no figure has a bar."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--images", type=int, default=NUM_IMAGES)
-    options = parser.parse_args()
-    report = measure(options.pairs, options.images)
-    return show(report, text, as_json=options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, pairs=PAIRS, images=NUM_IMAGES))

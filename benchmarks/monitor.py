@@ -28,7 +28,6 @@ random images on each in a step. `monitor_us` hardly grows with their number.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -36,33 +35,28 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks import _monitor_cpu as cpu  # noqa: E402
-from benchmarks import _monitor_faults as faults  # noqa: E402
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._ratios import Pair, lower_bound, ratio_of, upper_bound  # noqa: E402
-from distlab.curriculum import load_curriculum, read_source  # noqa: E402
-from distlab.curriculum.choose import Choice  # noqa: E402
-from distlab.data.idx_sets import find_files  # noqa: E402
-from distlab.monitor.jsonl import read_folder  # noqa: E402
-from distlab.monitor.suspected import suspected  # noqa: E402
-from distlab.processes.tree import descendants  # noqa: E402
-from distlab.runner import Cluster  # noqa: E402
-from distlab.training.ddp import PRELOADS  # noqa: E402
-from distlab.training.ddp_code import choose_units  # noqa: E402
-from distlab.training.ddp_config import Wishes, make_config  # noqa: E402
+from benchmarks import _monitor_cpu as cpu
+from benchmarks import _monitor_faults as faults
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import Pair
+from distlab.curriculum import load
+from distlab.data.idx_sets import find_files
+from distlab.monitor.jsonl import read_folder
+from distlab.monitor.suspected import suspected
+from distlab.processes.tree import descendants
+from distlab.runner import Cluster
+from distlab.training.ddp import PRELOADS
+from distlab.training.ddp_code import choose_units
+from distlab.training.ddp_config import Wishes, make_config
 
 AT_MOST = {"overhead_share": 0.01, "false_alarms": 0, "leftover_processes": 0}
 AT_LEAST = {f"named_{fault.name}": 1 for fault in faults.FAULTS}
-BARS = Bars(AT_LEAST, AT_MOST)
-result = BARS.line
+BENCH = Bench("monitor", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 WITHIN_STEPS, WITHIN_S = 3, 5.0
 PAIRS, EPOCHS, STEPS = 5, 3, 20
-_PRELOAD = (*PRELOADS, "benchmarks._monitor_cpu")
+_PRELOAD = (*PRELOADS, cpu.__name__)
 Costs = tuple[cpu.Cost, cpu.Cost]
 """Of a monitored training, and of the plain one beside it."""
 
@@ -70,9 +64,11 @@ Costs = tuple[cpu.Cost, cpu.Cost]
 def of_fault(fault: faults.Fault, named: faults.Named) -> Line:
     """Whether the rank was named, soon enough and alone."""
     is_soon = named.steps <= WITHIN_STEPS or named.seconds <= WITHIN_S
+    when = f"rank {fault.rank}: {list(named.ranks)} after {named.seconds:.2f} s"
     return result(
         f"named_{fault.name}",
         int(named.is_right(fault) and is_soon),
+        note=f"{when}, {named.steps} steps",
         rank=fault.rank,
         named=list(named.ranks),
         seconds=round(named.seconds, 2),
@@ -85,25 +81,12 @@ def of_costs(pairs: Sequence[Costs]) -> list[Line]:
     """What monitoring takes of a step, both ways."""
     own = [[_own(watched, plain)] for watched, plain in pairs]
     both = [[(watched.total_s, plain.total_s)] for watched, plain in pairs]
-    n = len(pairs)
+    plain = "plain training"
     return [
-        result(
-            "overhead_share",
-            round(ratio_of(own), 5),
-            "share",
-            upper=round(upper_bound(own), 5),
-            n=n,
-        ),
+        BENCH.ratio("overhead_share", own, "a step", unit="share"),
         result("monitor_us", _median_us([pair[0][0] for pair in own]), "µs a step"),
         result("step_us", _median_us([pair[0][1] for pair in own]), "µs a step"),
-        result(
-            "ratio_cpu_monitored",
-            round(ratio_of(both), 4),
-            "monitored/plain",
-            lower=round(lower_bound(both), 4),
-            upper=round(upper_bound(both), 4),
-            n=n,
-        ),
+        BENCH.ratio("ratio_cpu_monitored", both, plain, unit="monitored/plain"),
     ]
 
 
@@ -115,13 +98,6 @@ def _own(watched: cpu.Cost, plain: cpu.Cost) -> Pair:
 
 def _median_us(seconds: Sequence[float]) -> float:
     return round(statistics.median(seconds) * 1e6, 1)
-
-
-def reference_unit() -> ModuleType:
-    """The reference's unit `monitoring`."""
-    curriculum = load_curriculum(ROOT)
-    unit = read_source(curriculum, curriculum.units["monitoring"], "reference")
-    return Choice(source=unit, reference=unit, grafts=(), parts=()).load()
 
 
 def costs(folder: Path, num_pairs: int, unit: ModuleType) -> tuple[list[Costs], Line]:
@@ -154,10 +130,10 @@ def costs(folder: Path, num_pairs: int, unit: ModuleType) -> tuple[list[Costs], 
     return pairs, result("false_alarms", len(alarms), what=alarms)
 
 
-def measure(num_pairs: int) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
+def measure(pairs: int) -> list[Line]:
+    """All figures."""
     before = set(descendants(os.getpid()))
-    unit = reference_unit()
+    unit = load("monitoring", "reference")
     with tempfile.TemporaryDirectory(prefix="distlab-bench-") as temporary:
         folder = Path(temporary)
         images = folder / "few"
@@ -166,36 +142,10 @@ def measure(num_pairs: int) -> dict[str, Any]:
             of_fault(fault, faults.watched(fault, folder / fault.name, images, unit))
             for fault in faults.FAULTS
         ]
-        pairs, alarms = costs(folder, num_pairs, unit)
+        found, alarms = costs(folder, pairs, unit)
     left = len(set(descendants(os.getpid())) - before)
-    results += [*of_costs(pairs), alarms, result("leftover_processes", left)]
-    return report_of("monitor", results)
-
-
-def text(results: Sequence[Line]) -> list[str]:
-    """What is printed without --json."""
-    return rows(results, _row)
-
-
-def _row(line: Line) -> str:
-    sure = f"  upper {line['upper']:g}" if "upper" in line else ""
-    when = ""
-    if "seconds" in line:
-        when = f"  rank {line['rank']}: {line['named']} after {line['seconds']} s"
-        when += f", {line['steps']} steps"
-    told = f"{line['name']:<20} {line['value']:>9g} {line['unit']}{sure}{when}"
-    return told + BARS.told(line)
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
-    options = parser.parse_args()
-    report = measure(options.pairs)
-    return show(report, text, as_json=options.json)
+    return [*results, *of_costs(found), alarms, result("leftover_processes", left)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, pairs=PAIRS))

@@ -8,9 +8,10 @@ Each node is a network namespace with one agent of distlab.launch and one rank. 
 of it is inside another one that ends with the benchmark: nothing of this machine's
 network is changed, and no right is needed where users may have namespaces.
 
-    step        median of 12 steps; least and most beside it
-    sent        bytes that left node 0 in a step, by its interface's counter
-    at least    what these bytes take at 100 Mbit/s
+    …_s           median of 12 steps; least and most beside it, and the time by that
+                  of one bucket
+    …_least_s     what the bytes take at 100 Mbit/s that left node 0 in a step, by its
+                  interface's counter
 
 Where the machine lacks something, it says what, and ends with 0.
 
@@ -25,84 +26,76 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # it is a script, also inside the namespaces
-
-from distlab.chaos.namespaces import (  # noqa: E402
+from benchmarks._bars import Bench, Line, Report
+from distlab.chaos.namespaces import (
     NamespaceError,
     must,
     two_nodes,
     within,
 )
 
+ROOT = Path(__file__).parents[1]
+BENCH = Bench("nodes", __doc__)
 MBIT = 100
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 RANK = Path(__file__).with_name("_nodes_rank.py")
-INSIDE = "--inside"
 LIMIT_S = 400.0
 
 
-class SkippedError(Exception):
-    """This machine lacks something; the message names it."""
+def measure(inside: bool = False) -> Report:
+    """All figures; none if this machine lacks something, and then why.
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure and print the table; the exit code."""
-    as_json = "--json" in arguments
+    Args:
+        inside: this process is in a namespace of its own.
+    """
     try:
         expect_tools()
-        if INSIDE not in arguments:
-            return enter(arguments)
-        rows = measure()
-    except (SkippedError, NamespaceError) as skipped:
-        skip(str(skipped), as_json)
-        return 0
-    if as_json:
-        print(json.dumps({"mbit": MBIT, "rows": rows, "load": os.getloadavg()[0]}))
-    else:
-        print("\n".join(table(rows)))
-    return 0
+        if not inside:
+            return enter()
+        return BENCH.report(lines_of(train_on_both()))
+    except NamespaceError as skipped:
+        return BENCH.report([], skipped=str(skipped))
 
 
-def skip(reason: str, as_json: bool) -> None:
+def reason(report: Report) -> list[str]:
     """Say that nothing was measured, and why."""
-    print(json.dumps({"skipped": reason}) if as_json else f"skipped: {reason}")
+    return [f"skipped: {report['skipped']}"] if "skipped" in report else []
 
 
 def expect_tools() -> None:
     """See that the programs are here.
 
     Raises:
-        SkippedError: one is not.
+        NamespaceError: one is not.
     """
     if not sys.platform.startswith("linux"):
-        raise SkippedError(f"network namespaces are Linux's; this is {sys.platform}")
+        raise NamespaceError(f"network namespaces are Linux's; this is {sys.platform}")
     for tool in TOOLS:
         if shutil.which(tool) is None:
-            raise SkippedError(f"there is no program {tool} (package iproute2)")
+            raise NamespaceError(f"there is no program {tool} (package iproute2)")
 
 
-def enter(arguments: Sequence[str]) -> int:
-    """Run this again in a user and network namespace that ends with it.
+def enter() -> Report:
+    """Measure in a user and network namespace that ends with this.
 
     Raises:
-        SkippedError: the system does not let us have one.
+        NamespaceError: the system does not let us have one.
     """
     new = ["unshare", "--user", "--map-root-user", "--net"]
     tried = subprocess.run([*new, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise SkippedError(f"unshare --user --net: {tried.stderr.strip()}")
-    own = [sys.executable, __file__, INSIDE, *arguments]
-    return subprocess.run(
-        [*new, "--fork", "--kill-child", *own], check=False
-    ).returncode
+        raise NamespaceError(f"unshare --user --net: {tried.stderr.strip()}")
+    own = [sys.executable, "-m", "benchmarks.nodes", "--inside", "--json"]
+    new += ["--fork", "--kill-child", *own]
+    done = subprocess.run(new, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    report: Report = json.loads(done.stdout)
+    return report
 
 
-def measure() -> dict[str, dict[str, float]]:
+def train_on_both() -> dict[str, dict[str, float]]:
     """Build the two nodes, train on them, and return what rank 0 measured.
 
     Raises:
@@ -153,24 +146,21 @@ def start_agent(
         )
 
 
-def table(rows: dict[str, dict[str, float]]) -> list[str]:
-    """A line for each way."""
-    first = rows["one bucket"]["step_s"]
-    lines = [
-        f"two nodes, {MBIT} Mbit/s; one rank each, 1 M parameters, float32; "
-        f"load {os.getloadavg()[0]:.1f}",
-        f"{'':17} {'step':>8} {'least–most':>15} {'sent':>9} {'at least':>9}"
-        f" {'of one bucket':>14}",
-    ]
+def lines_of(rows: dict[str, dict[str, float]]) -> list[Line]:
+    """Two figures for each way."""
+    first_s = rows["one bucket"]["step_s"]
+    lines = []
     for name, row in rows.items():
-        sent_mb = row["sent_bytes"] / 1e6
-        spread = f"{row['least_s']:.3f}–{row['most_s']:.3f}"
-        lines.append(
-            f"{name:17} {row['step_s']:6.3f} s {spread:>13} s {sent_mb:6.3f} MB"
-            f" {sent_mb * 8 / MBIT:7.3f} s {row['step_s'] / first:13.2f}×"
-        )
+        slug = name.replace(",", "").replace(" %", "").replace(" ", "_")
+        note = f"{row['least_s']:.3f} to {row['most_s']:.3f} s"
+        note += f", {row['step_s'] / first_s:.2f} of one bucket"
+        sent = row["sent_bytes"]
+        lines += [
+            BENCH.line(f"{slug}_s", round(row["step_s"], 4), "s", note=note, **row),
+            BENCH.line(f"{slug}_least_s", round(sent * 8 / MBIT / 1e6, 4), "s"),
+        ]
     return lines
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(BENCH.main(measure, reason, inside=False))

@@ -10,44 +10,30 @@ the drawing alone; both are the page's own performance.now, the median of a few 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks._browser import PROGRAM, Browser, browser  # noqa: E402
-from distlab.runner import RankContext  # noqa: E402
-from distlab.sim import run  # noqa: E402
-from distlab.trace import to_html  # noqa: E402
+from benchmarks._bars import Bench, Line
+from benchmarks._sim_runs import ring
+from distlab.sim import run
+from distlab.trace import to_html
+from tests.browser import PROGRAM, Browser, browser
 
 WORLDS = (4, 64, 1024)
 TIMES = 5
-BAR_READY_MS = 2000.0  # at 64 ranks
+BENCH = Bench("page", __doc__, at_most={"ready_ms_n64": 2000.0})
 _DATA = "document.documentElement.dataset"
 
 
-def ring(context: RankContext, size: int) -> None:
-    """Pass `size` numbers all the way round, twice: a ring all-reduce's messages."""
-    comm, n = context.comm, context.world_size
-    received = torch.zeros(size)
-    for _ in range(2 * (n - 1)):
-        sending = comm.isend(torch.ones(size), (comm.rank + 1) % n)
-        comm.recv(received, (comm.rank - 1) % n)
-        sending.wait()
-
-
-def measure(web: Browser, world_size: int, folder: Path) -> dict[str, Any]:
+def figures(web: Browser, world_size: int, folder: Path) -> list[Line]:
     """One page: written once, opened `TIMES` times."""
-    done = run(ring, world_size, 16, journal=world_size <= 64)
+    data = torch.zeros(16 * world_size)
+    done = run(ring, world_size, data, journal=world_size <= 64)
     path = folder / f"{world_size}.html"
     started = time.process_time()
     to_html(done, path, title=f"Ring all-reduce, {world_size} ranks")
@@ -60,46 +46,29 @@ def measure(web: Browser, world_size: int, folder: Path) -> dict[str, Any]:
         web.script("zoom(0.5)")
         web.settled()
         zoom.append(float(web.script(f"{_DATA}.drawMs")))
-    return {
-        "ranks": world_size,
-        "messages": len(done.trace),
-        "bytes": path.stat().st_size,
-        "write_cpu_s": round(write_s, 2),
-        "ready_ms": statistics.median(ready),
-        "draw_ms": statistics.median(draw),
-        "zoom_ms": statistics.median(zoom),
+    found = {
+        "messages": (len(done.trace), ""),
+        "page_kb": (path.stat().st_size / 1e3, "kB"),
+        "write_s": (round(write_s, 2), "CPU s"),
+        "ready_ms": (statistics.median(ready), "ms"),
+        "draw_ms": (statistics.median(draw), "ms"),
+        "zoom_ms": (statistics.median(zoom), "ms"),
     }
+    return [BENCH.line(f"{k}_n{world_size}", v, unit) for k, (v, unit) in found.items()]
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """The figures as a table."""
-    print("  ranks   messages   page kB   written s   ready ms   draw ms   zoom ms")
-    for row in rows:
-        print(
-            f"{row['ranks']:7,} {row['messages']:10,} {row['bytes'] / 1e3:9.0f} "
-            f"{row['write_cpu_s']:11.2f} {row['ready_ms']:10.0f} "
-            f"{row['draw_ms']:9.1f} {row['zoom_ms']:9.1f}"
-        )
+def measure() -> list[Line]:
+    """All figures.
 
-
-def main() -> int:
-    """Print the figures; 1 if a page of 64 ranks is not drawn in two seconds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    as_json = parser.parse_args().json
+    Raises:
+        SystemExit: there is no browser.
+    """
     if PROGRAM is None:
-        print("bench page: chromium is not installed here", file=sys.stderr)
-        return 2
+        raise SystemExit("bench page: chromium is not installed here")
     with tempfile.TemporaryDirectory() as folder, browser() as web:
         web.resize(1300, 900)
-        rows = [measure(web, n, Path(folder)) for n in WORLDS]
-    ready = next(row["ready_ms"] for row in rows if row["ranks"] == 64)
-    if as_json:
-        print(json.dumps({"rows": rows, "bar_ready_ms": BAR_READY_MS}, indent=1))
-    else:
-        show(rows)
-    return 0 if ready < BAR_READY_MS else 1
+        return [line for n in WORLDS for line in figures(web, n, Path(folder))]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure))

@@ -14,17 +14,14 @@ not of all m. A graph counts from its forward until nothing refers to it any mor
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import sys
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import torch
 
+from benchmarks._bars import Bench, Line
 from distlab.curriculum.units import load
 from distlab.grading.checks.pipeline_parallel.race import (
     BACKWARD_MS,
@@ -42,7 +39,7 @@ CHUNKS = 2  # of the interleaved one, on each rank
 FORWARD_S, BACKWARD_S = FORWARD_MS / 1000, BACKWARD_MS / 1000
 AT_MOST = {"gpipe_rel_err": 0.0, "f1b_rel_err": 0.0, "interleaved_rel_err": 1e-9}
 AT_LEAST = {"f1b_peak_activations_ok": 1}
-Line = dict[str, Any]
+BENCH = Bench("pipeline", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 def one_batch(
@@ -81,17 +78,7 @@ def rel_err(seconds: float, formula_s: float) -> float:
     return abs(took - formula) / formula
 
 
-def result(name: str, value: float, **more: Any) -> Line:
-    """One figure with its bar, if it has one."""
-    line: Line = {"name": name, "value": value, "unit": "", **more}
-    if name in AT_MOST:
-        line |= {"bar": AT_MOST[name], "met": value <= AT_MOST[name]}
-    if name in AT_LEAST:
-        line |= {"bar": AT_LEAST[name], "met": value >= AT_LEAST[name]}
-    return line
-
-
-def measure(unit: ModuleType, stages: int, microbatches: int) -> list[Line]:
+def results_of(unit: ModuleType, stages: int, microbatches: int) -> list[Line]:
     """All results, for the schedules and the executor of `unit`."""
     times = FORWARD_S, BACKWARD_S
     plain_s = forms.gpipe_s(stages, microbatches, *times)
@@ -104,49 +91,20 @@ def measure(unit: ModuleType, stages: int, microbatches: int) -> list[Line]:
     lines, peaks = [], {}
     for label, (name, formula_s) in plans.items():
         took_s, peaks[label] = simulated(unit, name, stages, microbatches)
-        seen = {"time_s": took_s, "formula_s": formula_s, "peaks": peaks[label]}
-        lines.append(result(f"{label}_rel_err", rel_err(took_s, formula_s), **seen))
+        seen: Line = {"time_s": took_s, "formula_s": formula_s, "peaks": peaks[label]}
+        note = f"{1000 * took_s:.0f} ms; kept at most: {peaks[label]}"
+        value = rel_err(took_s, formula_s)
+        lines.append(BENCH.line(f"{label}_rel_err", value, note=note, **seen))
     enough = [min(stages - rank, microbatches) for rank in range(stages)]
     is_ok = all(kept <= most for kept, most in zip(peaks["f1b"], enough, strict=True))
-    lines.append(result("f1b_peak_activations_ok", int(is_ok), enough=enough))
+    lines.append(BENCH.line("f1b_peak_activations_ok", int(is_ok), enough=enough))
     return lines
 
 
-def missed(lines: list[Line]) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [line["name"] for line in lines if not line["met"]]
-
-
-def text(lines: list[Line]) -> list[str]:
-    """What is printed without --json."""
-    told = []
-    for line in lines:
-        bar = "" if line["met"] else f"  MISSED, the bar is {line['bar']}"
-        told.append(f"{line['name']:<24} {line['value']:>6g}{bar}")
-        if "time_s" in line:
-            kept = " ".join(map(str, line["peaks"]))
-            told.append(f"    {1000 * line['time_s']:.0f} ms; kept at most: {kept}")
-    return told
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", type=int, default=8)
-    parser.add_argument("--microbatches", type=int, default=32)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    unit = load("pipeline_parallel", "reference")
-    lines = measure(unit, options.stages, options.microbatches)
-    if options.json:
-        machine = {"cores": os.cpu_count(), "torch": torch.__version__}
-        report = {"bench": "pipeline", "machine": machine, "results": lines}
-        print(json.dumps(report, indent=1))
-    else:
-        print(f"{options.stages} stages, {options.microbatches} microbatches")
-        print("\n".join(text(lines)))
-    return int(bool(missed(lines)))
+def measure(stages: int, microbatches: int) -> list[Line]:
+    """All figures of the reference."""
+    return results_of(load("pipeline_parallel", "reference"), stages, microbatches)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, stages=8, microbatches=32))

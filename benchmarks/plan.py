@@ -17,7 +17,6 @@ same runs (_planners.py).
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import resource
@@ -30,20 +29,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks._bars import Bars, Line, report_of, show
-from benchmarks._planners import NotModeledError, StepTimer, available, versions
+from benchmarks._bars import Bench, Line, Report
+from benchmarks._planners import NotModeledError, StepTimer, available, version_of
 from distlab.curriculum.units import load
-from distlab.given.planning import (
-    RECOMPUTE,
-    Batch,
-    Cluster,
-    Layout,
-    Link,
-    Model,
-    Precision,
-)
+from distlab.given.planning import Batch, Cluster, Layout, Link, Model, Precision
+from distlab.grading.checks.planning.forms import valid_layouts
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import formulas
 from distlab.plan.plans import LAYOUT_FIELDS, Question, plan_of, shares_of
@@ -58,17 +48,9 @@ AT_MOST = {
     "simulation_peak_gib": 16.0,
 }
 AT_LEAST = {"published_runs": 12}
-BARS = Bars(AT_LEAST, AT_MOST)
-result = BARS.line
+BENCH = Bench("plan", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 CASES = 200  # random ones, for choose_layout
-LEFT_OUT = (
-    "kernels other than large matrix products, such as norms, softmax and the loss, "
-    "except for what the efficiency contains",
-    "smaller matrix products for larger tensor degrees or smaller microbatches",
-    "tensor-parallel messages that are hidden behind computation",
-    "attention that skips masked pairs, and sliding windows",
-    "stages of unequal length, data loading, stragglers, and slower clocks",
-)
 
 
 # ── published runs ──────────────────────────────────────────────────────────────────
@@ -186,7 +168,6 @@ def published(
                 name: find_cluster(name).value.matmul_efficiency
                 for name in dict.fromkeys(row["cluster"] for row in rows)
             },
-            left_out=LEFT_OUT,
         ),
         result(
             "published_worst_error",
@@ -209,6 +190,7 @@ def _median_of(name: str, rows: Sequence[Line]) -> Line:
         n=len(both),
         ours=round(ours, 4),
         planner=name,
+        note=f"ours {ours:.4g} on the same runs",
     )
 
 
@@ -251,44 +233,17 @@ def random_case(numbers: random.Random) -> Question:
 
 
 def fastest(unit: ModuleType, question: Question) -> float | None:
-    """Return the shortest step of all layouts that are valid and fit, or None.
-
-    The layouts are enumerated here, with nothing but `Layout.problem` to judge them.
-    """
-    model, batch, n = question.model, question.batch, question.num_gpus
-    best: float | None = None
-    for layout in every_layout(model, batch, n):
-        if layout.problem(model, batch):
-            continue
-        memory = unit.step_memory(model, layout, batch).total_bytes
-        if memory > question.cluster.memory_bytes:
-            continue
-        step_s = unit.step_time(model, layout, batch, question.cluster).total_s
-        best = step_s if best is None else min(best, step_s)
-    return best
-
-
-def every_layout(model: Model, batch: Batch, n: int) -> Iterator[Layout]:
-    """Yield all combinations of degrees, flags and sizes on n GPUs, valid or not."""
-    degrees = range(1, n + 1)
-    sizes = range(1, batch.global_batch + 1)
-    for d, t, p in itertools.product(degrees, repeat=3):
-        if n % (d * t * p):
-            continue
-        chunks = range(1, model.layers // p + 1)
-        flags = itertools.product(chunks, sizes, range(4), RECOMPUTE, (False, True))
-        for v, b, zero, recompute, sequence in flags:
-            yield Layout(
-                data=d,
-                tensor=t,
-                pipeline=p,
-                context=n // (d * t * p),
-                chunks=v,
-                zero_stage=zero,
-                microbatch=b,
-                recompute=recompute,
-                sequence_parallel=sequence,
-            )
+    """Return the shortest step of all layouts that are valid and fit, or None."""
+    model, batch, cluster = question.model, question.batch, question.cluster
+    return min(
+        (
+            float(unit.step_time(model, layout, batch, cluster).total_s)
+            for layout in valid_layouts(model, batch, question.num_gpus)
+            if unit.step_memory(model, layout, batch).total_bytes
+            <= cluster.memory_bytes
+        ),
+        default=None,
+    )
 
 
 def choice(unit: ModuleType, cases: int = CASES, seed: int = 0) -> list[Line]:
@@ -411,26 +366,34 @@ def simulation(unit: ModuleType) -> tuple[list[Line], list[Line]]:
 PARTS = ("published", "choice", "simulation")
 
 
-def measure(parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """Return all results of some parts, and the rows of the runs behind them."""
+def measure(only: str = "", docs: bool = False) -> Report:
+    """Return all results, or those of one part, and the rows of the runs behind them.
+
+    Raises:
+        SystemExit: docs/plan.md is to be updated, and a planner is missing.
+    """
     unit = formulas("reference")
     results: list[Line] = []
     rows: dict[str, list[Line]] = {"published": [], "simulation": []}
-    missing: dict[str, str] = {}
-    if "published" in parts:
-        timers, missing = available()
+    timers, missing = available()
+    if docs and missing:
+        raise SystemExit(f"--docs needs both planners: {missing}")
+    if only in ("", "published"):
         found, rows["published"] = published(unit, timers)
         results += found
-    if "choice" in parts:
+    if only in ("", "choice"):
         results += choice(unit)
-    if "simulation" in parts:
+    if only in ("", "simulation"):
         found, rows["simulation"] = simulation(unit)
         results += found
-    return {**report_of("plan", results), **rows, "missing": missing}
+    report = BENCH.report(results, **rows, missing=missing)
+    if docs:
+        write_docs(report)
+    return report
 
 
-def text(report: dict[str, Any]) -> list[str]:
-    """Return what is printed without --json."""
+def text(report: Report) -> list[str]:
+    """Return the rows, which are printed above the figures without --json."""
     lines: list[str] = []
     for source, rows in itertools.groupby(report["published"], lambda r: r["source"]):
         lines.append(source)
@@ -446,13 +409,8 @@ def text(report: dict[str, Any]) -> list[str]:
         model = f"  {row['model']:<12} {row['gpus']:>5}  {row['layout']:<36}"
         seconds = f"{row['formula_s']:>8.3f} s {row['simulated_s']:>8.3f} s"
         lines.append(f"{model} {seconds} {row['error']:+.2%}")
-    for one in report["results"]:
-        figure = f"{one['name']:<26} {one['value']:>10g} {one['unit']}"
-        ours = f"  ours {one['ours']:g} on the same runs" if "ours" in one else ""
-        lines.append(f"{figure}{BARS.told(one)}{ours}".rstrip())
-    for name, why in report["missing"].items():
-        lines.append(f"{name} is skipped: {why}")
-    return lines
+    missing = report["missing"].items()
+    return lines + [f"{name} is skipped: {why}" for name, why in missing]
 
 
 def _error(other: Line, digits: str) -> str:
@@ -490,7 +448,7 @@ def _published_part(report: dict[str, Any]) -> list[str]:
     ]
     for one in planners:
         lines[-1] += (
-            f" That of {one['planner']} {versions().get(one['planner'], '')} is "
+            f" That of {one['planner']} {version_of(one['planner'])} is "
             f"{one['value']:.1%} on {one['n']} of them, where ours is "
             f"{one['ours']:.1%}."
         )
@@ -523,20 +481,5 @@ def write_docs(report: dict[str, Any], path: Path = DOCS) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def main() -> int:
-    """Measure and print; return 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--docs", action="store_true", help="update docs/plan.md")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
-    arguments = parser.parse_args()
-    report = measure((arguments.only,) if arguments.only else PARTS)
-    if arguments.docs and report["missing"]:
-        parser.error(f"--docs needs both planners: {report['missing']}")
-    if arguments.docs:
-        write_docs(report)
-    return show(report, lambda _: text(report), as_json=arguments.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, text, only=PARTS, docs=False))

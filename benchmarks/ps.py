@@ -26,28 +26,20 @@ are those of 3.20 and 3.25, put together in `_ps_servers`.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks import _ps_observer as observer  # noqa: E402
-from benchmarks import _ps_real as real  # noqa: E402
-from benchmarks import _ps_sim as sim  # noqa: E402
-from benchmarks._bad_frames import Attack  # noqa: E402
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._ps_servers import bounded, durable  # noqa: E402
-from benchmarks._ratios import Pair, lower_bound, ratio_of  # noqa: E402
-from distlab.processes.tree import descendants  # noqa: E402
-from distlab.runner import Cluster  # noqa: E402
+from benchmarks import _ps_observer as observer
+from benchmarks import _ps_real as real
+from benchmarks import _ps_sim as sim
+from benchmarks._bars import Bench, Line
+from benchmarks._ps_servers import bounded, durable
+from benchmarks._ratios import Pair, summary
+from distlab.processes.tree import descendants
+from distlab.runner import Cluster
+from tests.corpora.bad_frames import Attack
 
 AT_LEAST = {
     "healthy_throughput_share": 0.9,
@@ -64,8 +56,8 @@ AT_MOST = {
     "planted_shrunk_faults": 3,
     "bad_frames_accepted": 0,
 }
-BARS = Bars(AT_LEAST, AT_MOST)
-result = BARS.line
+BENCH = Bench("ps", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 PAIRS, SCRIPTS, FRAMES = 5, 2000, 100_000
 ASYNC_PUSHES, SSP_PUSHES, HELD_PUSHES, HELD_S = 30, 16, 16, 3.0
 PRELOAD = ("benchmarks._ps_work", "benchmarks._ps_servers")
@@ -127,22 +119,18 @@ def shares(tally: Tally) -> list[Line]:
     """The throughput of healthy workers, of both ways to wait; the worst one first."""
     lines, limits = [], real.limits_per_s(ASYNC_PUSHES, SSP_PUSHES)
     for way, launches in tally.pairs.items():
-        if not launches:
-            lines.append({"way": way, "value": 0.0, "lower": 0.0, "n": 0})
-            continue
-        faulty, clean = zip(*(pair for own in launches for pair in own), strict=True)
+        found = summary(launches) if launches else {"value": 0.0, "lower": 0.0, "n": 0}
         lines.append(
             {
-                "way": way,
-                "value": round(ratio_of(launches), 4),
-                "lower": round(lower_bound(launches), 4),
-                "n": len(launches),
-                "pushes_per_s": round(statistics.median(faulty), 2),
-                "pushes_per_s_without_faults": round(statistics.median(clean), 2),
+                **{name: found[name] for name in ("value", "lower", "n")},
+                "unit": "share",
+                "note": way,
+                "pushes_per_s": found.get("ours_s"),
+                "pushes_per_s_without_faults": found.get("peer_s"),
                 "limit_per_s": round(limits[way], 2),
             }
         )
-    return sorted(lines, key=lambda line: line["lower"])
+    return sorted(lines, key=lambda line: float(line["lower"]))
 
 
 def of_processes(tally: Tally) -> list[Line]:
@@ -151,8 +139,8 @@ def of_processes(tally: Tally) -> list[Line]:
     broken = observer.violations(tally.leads, real.BOUND)
     most = max((lead.lead for lead in tally.leads), default=0)
     return [
-        result("healthy_throughput_share", unit="share", **worst),
-        *(result(f"share_{line['way']}", unit="share", **line) for line in others),
+        result("healthy_throughput_share", **worst),
+        *(result(f"share_{line['note']}", **line) for line in others),
         result("ssp_violations", len(broken), what=broken[:_SHOWN]),
         result("ssp_pulls", len(tally.leads)),
         result("ssp_largest_lead", most, "pushes", bound=real.BOUND),
@@ -197,40 +185,16 @@ def of_frames(count: int) -> list[Line]:
     return [result("bad_frames", outcome.bad_frames, kinds=kinds), accepted]
 
 
-def measure(pairs: int, num_scripts: int, num_frames: int) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
+def measure(pairs: int, scripts: int, frames: int) -> list[Line]:
+    """All figures."""
     before = set(descendants(os.getpid()))
     with Cluster(preload=PRELOAD) as cluster:
         results = of_processes(on_processes(cluster, pairs))
         cluster.settle()
     left = len(set(descendants(os.getpid())) - before)
     results.append(result("leftover_processes", left))
-    results += of_simulation(num_scripts) + of_frames(num_frames)
-    return report_of("ps", results)
-
-
-def text(results: Sequence[Line]) -> list[str]:
-    """What is printed without --json."""
-    return rows(results, _row)
-
-
-def _row(line: Line) -> str:
-    sure = f"  {line['way']}, lower {line['lower']:g}" if "way" in line else ""
-    bar = BARS.told(line)
-    return f"{line['name']:<26} {line['value']:>8g} {line['unit']}{bar}{sure}"
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--scripts", type=int, default=SCRIPTS)
-    parser.add_argument("--frames", type=int, default=FRAMES)
-    options = parser.parse_args()
-    report = measure(options.pairs, options.scripts, options.frames)
-    return show(report, text, as_json=options.json)
+    return results + of_simulation(scripts) + of_frames(frames)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, pairs=PAIRS, scripts=SCRIPTS, frames=FRAMES))

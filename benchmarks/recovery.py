@@ -23,7 +23,6 @@ A step takes about 15 ms: 10 of them are a sleep, so that a training lives long 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -32,16 +31,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import _recovery_jobs as jobs  # noqa: E402
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
+from benchmarks._bars import Bench, Line, Report
+from tests.corpora import recovery_jobs as jobs
 
 AT_LEAST = {"kills": 30, "ratio_torchrun_over_ours": 10, "bit_equal": 1}
 AT_MOST = {"p50_s": 0.3, "p95_s": 0.6, "lost_steps": 0}
-BARS = Bars(AT_LEAST, AT_MOST)
-result = BARS.line
+BENCH = Bench("recovery", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 ROUNDS, KILLS, TORCHRUN_KILLS = 5, 7, 2
 NUM_STEPS = 6000
 STAGES = ("lost_s", "joined_s", "formed_s", "restored_s", "completed_s")
@@ -116,40 +112,20 @@ def play_kills(
     return own, other, equal
 
 
-def text(results: Sequence[Line]) -> list[str]:
-    """What is printed without --json."""
-    return rows(results, _row)
-
-
-def _row(line: Line) -> str:
-    return f"{line['name']:<26} {line['value']:>8g} {line['unit']}{BARS.told(line)}"
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--save", help="write each kill's seconds to this file")
-    options = parser.parse_args()
+def measure(rounds: int, kills: int, steps: int, save: str) -> Report:
+    """All figures; each kill's seconds go to the file `save`, if it has a name."""
     random.seed(0)
-    own, other, equal = play_kills(options.rounds, options.kills, options.steps)
-    report = report_of("recovery", of_kills(own, other, equal))
-    if options.save:
+    own, other, equal = play_kills(rounds, kills, steps)
+    report = BENCH.report(of_kills(own, other, equal))
+    if save:
         kept = {
             "machine": report["machine"],
-            "ours": [[round(k.seconds, 4), *map(_short, segments(k))] for k in own],
+            "ours": [[round(s, 4) for s in (k.seconds, *segments(k))] for k in own],
             "torchrun": [round(kill.seconds, 4) for kill in other],
         }
-        Path(options.save).write_text(json.dumps(kept, indent=1) + "\n")
-    return show(report, text, as_json=options.json)
-
-
-def _short(seconds: float) -> float:
-    return round(seconds, 4)
+        Path(save).write_text(json.dumps(kept, indent=1) + "\n")
+    return report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, rounds=ROUNDS, kills=KILLS, steps=NUM_STEPS, save=""))

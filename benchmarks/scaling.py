@@ -15,52 +15,39 @@ distlab bench scaling [--json] [--min-efficiency 0.5]
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the ranks import the programs by name
-
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._scaling_ranks import epochs  # noqa: E402
-from distlab.runner import Cluster, Limits  # noqa: E402
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import on_ranks, slowest
+from benchmarks._scaling_ranks import epochs
+from distlab.runner import Cluster
 
 WORLDS = (1, 2, 4)
 EPOCHS = 3  # of each kind, after one that is not counted
-LIMITS = Limits(seconds=500.0, memory_bytes=8 << 30)
 
 
-def measure(
-    min_efficiency: float | None = None,
-    *,
-    worlds: tuple[int, ...] = WORLDS,
-    num_epochs: int = EPOCHS,
-) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
+def bench(min_efficiency: float = 0.0) -> Bench:
+    """The harness, with this bar on the efficiency at every size; 0: none."""
+    bars = {f"efficiency_n{n}": min_efficiency for n in WORLDS if n > 1}
+    return Bench("scaling", __doc__, at_least=bars if min_efficiency else {})
+
+
+def measure(min_efficiency: float = 0.0) -> list[Line]:
+    """All figures."""
     room = torch.cuda.device_count() or len(os.sched_getaffinity(0))
     lines: list[Line] = []
     alone_s = 0.0
-    for n in worlds:
-        with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
-            run = cluster.run(
-                epochs, n, folder, num_epochs, limits=LIMITS, journal=False
-            )
-        by_rank = run.require_finished().values
-        # An epoch takes as long as on its slowest rank.
-        sent, silent = (
-            statistics.median(map(max, zip(*(own[k] for own in by_rank), strict=True)))
-            for k in (0, 1)
-        )
-        alone_s = alone_s or sent
-        lines += figures(n, sent, silent, alone_s, min_efficiency, is_shared=n > room)
-    return report_of("scaling", lines)
+    for n in WORLDS:
+        with Cluster() as cluster:
+            pairs = slowest(on_ranks(cluster, epochs, n, EPOCHS))
+        sent_s, silent_s = map(statistics.median, zip(*pairs, strict=True))
+        alone_s = alone_s or sent_s
+        lines += figures(n, sent_s, silent_s, alone_s, min_efficiency, n > room)
+    return lines
 
 
 def figures(
@@ -68,17 +55,12 @@ def figures(
     sent_s: float,
     silent_s: float,
     alone_s: float,
-    min_efficiency: float | None,
-    *,
-    is_shared: bool,
+    min_efficiency: float = 0.0,
+    is_shared: bool = False,
 ) -> list[Line]:
-    """The row of n ranks."""
-    has_bar = min_efficiency is not None and n > 1 and not is_shared
-    bars = Bars(
-        at_least={f"efficiency_n{n}": min_efficiency or 0.0} if has_bar else {},
-        at_most={},
-    )
-    more = {"ranks": n, "more_ranks_than_cores": is_shared}
+    """The figures of n ranks; there is no bar if they share cores."""
+    line = bench(0.0 if is_shared else min_efficiency).line
+    note = "more ranks than cores" if is_shared else ""
     speedup = alone_s / sent_s
     values = {
         "epoch_s": (sent_s, "s"),
@@ -87,31 +69,10 @@ def figures(
         "communication_share": (max(0.0, 1 - silent_s / sent_s), "share"),
     }
     return [
-        bars.line(f"{name}_n{n}", round(value, 4), unit, **more)
+        line(f"{name}_n{n}", round(value, 4), unit, ranks=n, note=note)
         for name, (value, unit) in values.items()
     ]
 
 
-def text(results: Any) -> list[str]:
-    """The table."""
-
-    def row(line: Line) -> str:
-        mark = "  more ranks than cores" if line["more_ranks_than_cores"] else ""
-        bar = f"  bar ≥ {line['bar']:g}" if "bar" in line else ""
-        bar += "" if line.get("met", True) else "  MISSED"
-        return f"{line['name']:<24} {line['value']:>9g} {line['unit']:<6}{bar}{mark}"
-
-    return rows(results, row)
-
-
-def main() -> int:
-    """Measure, print, and say whether every bar is met."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--min-efficiency", type=float)
-    given = parser.parse_args()
-    return show(measure(given.min_efficiency), text, as_json=given.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench().main(measure, min_efficiency=0.0))

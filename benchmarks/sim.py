@@ -2,9 +2,9 @@
 
 Large runs are timed in processor seconds of one core, each the median of a few. A ring
 is held to what its program takes at least: on bare greenlets, in the same run, with a
-switch and a copy for a message (_sim_bare.py). The corpus in `benchmarks/corpus` runs
-whole on gloo, TCP and the simulator. Then the loopback of this machine is measured, and
-what the simulator predicts from that is held to it.
+switch and a copy for a message (_sim_bare.py). The corpus in `tests/corpora/programs`
+runs whole on gloo, TCP and the simulator. Then the loopback of this machine is
+measured, and what the simulator predicts from that is held to it.
 
     distlab bench sim [--json] [--corpus]      exits with 1 when a bar is missed
     python benchmarks/sim.py --only corpus     one part: runs, forms, stragglers,
@@ -13,20 +13,16 @@ what the simulator predicts from that is held to it.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the corpus is imported by name, here and on the ranks
-
-from benchmarks import _sim_corpus as corpus  # noqa: E402
-from benchmarks import _sim_runs as runs  # noqa: E402
+from benchmarks import _sim_runs as runs
+from benchmarks._bars import Bench, Line, Report
+from benchmarks._sim_corpus import as_data, figures, run_corpus, table
+from distlab.runner import Cluster, RunnerError
+from distlab.sim.calibration.calibrate import calibrate
 
 AT_MOST = {
     "ratio_ring_1024_size_over_limit": 2.2,
@@ -40,20 +36,8 @@ AT_MOST = {
 TRIES = 4  # as many runs as are asked for, on a busy machine
 BUSY = "the machine was never calm: a bare run took longer than the one before"
 AT_LEAST = {"corpus_programs": 50, "corpus_agree": 1.0, "corpus_line_named": 0.95}
-Line = dict[str, Any]
-Report = dict[str, Any]
-
-
-def result(name: str, value: float | None, unit: str = "", **more: Any) -> Line:
-    """One figure with its bar; a figure that there is not (None) does not meet it."""
-    line: Line = {"name": name, "value": value, "unit": unit, **more}
-    if name in AT_MOST:
-        is_met = value is not None and value <= AT_MOST[name]
-        line |= {"bar": AT_MOST[name], "met": is_met}
-    if name in AT_LEAST:
-        is_met = value is not None and value >= AT_LEAST[name]
-        line |= {"bar": AT_LEAST[name], "met": is_met}
-    return line
+BENCH = Bench("sim", __doc__, at_least=AT_LEAST, at_most=AT_MOST)
+result = BENCH.line
 
 
 def large_runs(times: int) -> list[Line]:
@@ -119,8 +103,7 @@ def closed_forms() -> list[Line]:
     """The worst of all schedules on all numbers of ranks."""
     errors = runs.closed_form_errors()
     worst = max(errors, key=lambda name: errors[name])
-    more = {"n": len(errors), "worst": worst}
-    return [result("closed_form_max_rel_err", errors[worst], "", **more)]
+    return [result("closed_form_max_rel_err", errors[worst], n=len(errors), note=worst)]
 
 
 def straggler_scenarios() -> list[Line]:
@@ -134,25 +117,13 @@ def straggler_scenarios() -> list[Line]:
 
 def calibrated() -> list[Line]:
     """How far predictions are off what was held out, for two processes on TCP."""
-    from distlab.runner import Cluster, RunnerError
-
     try:
-        from distlab.sim.calibration.calibrate import calibrate
-
         with Cluster() as cluster:
             found = calibrate(cluster)
-    except (ImportError, RunnerError) as error:
+    except RunnerError as error:
         return [result("calibrated_mean_err", None, "", note=str(error))]
     shown = [(n, found.mean_err_of(n)) for n in (3, 4)]
-    proof = [
-        {
-            "algorithm": one.algorithm,
-            "world_size": one.world_size,
-            "bytes": one.num_bytes,
-            "error": round(one.error, 4),
-        }
-        for one in found.proof
-    ]
+    proof = [{**asdict(one), "error": round(one.error, 4)} for one in found.proof]
     return [
         result("calibrated_mean_err", round(found.mean_err, 4), "", proof=proof),
         *(result(f"calibrated_mean_err_n{n}", round(e, 4)) for n, e in shown if e == e),
@@ -161,73 +132,46 @@ def calibrated() -> list[Line]:
 
 def whole_corpus() -> tuple[list[Line], list[Line]]:
     """The results, and a line for each program."""
-    rows = corpus.run_corpus()
-    lines = [corpus.as_data(row) for row in rows]
-    return [result(name, v) for name, v in corpus.figures(rows).items()], lines
-
-
-def measure(parts: Sequence[str], times: int) -> Report:
-    """All results of some parts, in the schema of every benchmark here."""
-    import torch
-
-    results: list[Line] = []
-    programs: list[Line] = []
-    if "runs" in parts:
-        results += large_runs(times)
-    if "forms" in parts:
-        results += closed_forms()
-    if "stragglers" in parts:
-        results += straggler_scenarios()
-    if "corpus" in parts:
-        found, programs = whole_corpus()
-        results += found
-    if "calibrate" in parts:
-        results += calibrated()
-    return {
-        "bench": "sim",
-        "machine": {"cores": os.cpu_count(), "torch": torch.__version__},
-        "results": results,
-        "corpus": programs,
-    }
-
-
-def missed(report: Report) -> list[str]:
-    """The names of the results that miss their bar."""
-    return [r["name"] for r in report["results"] if not r.get("met", True)]
-
-
-def text(report: Report, *, with_programs: bool) -> list[str]:
-    """What is printed without --json; disagreements always are."""
-    wrong = [line for line in report["corpus"] if line["disagreements"]]
-    shown = report["corpus"] if with_programs else wrong
-    lines = corpus.table(shown) if shown else []
-    for one in report["results"]:
-        value = "null" if one["value"] is None else f"{one['value']:.6g}"
-        bar = "" if one.get("met", True) else f"  MISSED, the bar is {one['bar']}"
-        why = f"  {one['note']}" if "note" in one else ""
-        lines.append(f"{one['name']:<28} {value:>12} {one['unit']}{bar}{why}".rstrip())
-    return lines
+    rows = run_corpus()
+    found = [result(name, value) for name, value in figures(rows).items()]
+    return found, [as_data(row) for row in rows]
 
 
 PARTS = ("runs", "forms", "stragglers", "corpus", "calibrate")
 
 
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--corpus", action="store_true", help="list all programs")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
-    parser.add_argument("--times", type=int, default=3, help="how often it is timed")
-    arguments = parser.parse_args()
-    parts = (arguments.only,) if arguments.only else PARTS
-    report = measure(parts, max(1, arguments.times))
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print("\n".join(text(report, with_programs=arguments.corpus)))
-    return 1 if missed(report) else 0
+def measure(only: str = "", corpus: bool = False, times: int = 3) -> Report:
+    """All figures, or those of one part.
+
+    Args:
+        only: the part.
+        corpus: list all programs of the corpus, not only those that disagree.
+        times: how often a large run is timed.
+    """
+    parts: dict[str, Callable[[], list[Line]]] = {
+        "runs": lambda: large_runs(max(1, times)),
+        "forms": closed_forms,
+        "stragglers": straggler_scenarios,
+        "calibrate": calibrated,
+    }
+    results: list[Line] = []
+    programs: list[Line] = []
+    for name in [only] if only else PARTS:
+        if name == "corpus":
+            found, programs = whole_corpus()
+            results += found
+        else:
+            results += parts[name]()
+    return BENCH.report(results, corpus=programs, lists_all=corpus)
+
+
+def programs(report: Report) -> list[str]:
+    """The table of programs, which is printed above the figures without --json."""
+    whole: list[Line] = report["corpus"]
+    wrong = [line for line in whole if line["disagreements"]]
+    shown = whole if report["lists_all"] else wrong
+    return table(shown) if shown else []
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, programs, only=PARTS, corpus=False, times=3))

@@ -1,6 +1,6 @@
 """Any script on hundreds of simulated ranks: how long it takes here, and how exact.
 
-The scripts in benchmarks/scripts run as they are, each in a fresh process, twice:
+The scripts in tests/corpora/simscript run as they are, each in a fresh process, twice:
 
     ddp_256_s, fsdp2_256_s, ddp_1024_s    processor seconds of one core
     fsdp2_256_mb                          the most memory that the process took
@@ -20,7 +20,6 @@ python benchmarks/simscript.py --only fake
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -28,14 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks._bars import Bench, Line
+from benchmarks._simscript_net import step_s
+from tests.corpora.simscript.transformer import SIZES
 
-from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
-from benchmarks._simscript_net import step_s  # noqa: E402
-from benchmarks.scripts.transformer import SIZES  # noqa: E402
-
-BARS = Bars(
+BENCH = Bench(
+    "simscript",
+    __doc__,
     at_least={"repeats": 1.0},
     at_most={
         "ddp_256_s": 5.0,
@@ -58,6 +56,7 @@ class Case(NamedTuple):
     is_fake: bool
 
 
+ROOT = Path(__file__).parents[1]
 CASES = (
     Case("ddp_256", "small.py", "ddp", 256, False),
     Case("fsdp2_256", "small.py", "fsdp2", 256, False),
@@ -74,9 +73,17 @@ def played(case: Case) -> dict[str, Any]:
         RuntimeError: it did not come to its end.
     """
     fake = "fake" if case.is_fake else "real"
-    runner = ROOT / "benchmarks" / "_simscript_run.py"
-    words = [str(runner), case.script, str(case.ranks), fake, case.arg]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    words = [
+        "-m",
+        "benchmarks._simscript_run",
+        case.script,
+        str(case.ranks),
+        fake,
+        case.arg,
+    ]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{case.name}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -89,57 +96,40 @@ def lines_of(case: Case, runs: Sequence[dict[str, Any]]) -> list[Line]:
     seconds = [round(took["cpu_s"], 2) for took in tooks]
     peak = round(max(took["peak_mb"] for took in tooks), 1)
     lines = [
-        BARS.line(f"{case.name}_s", min(seconds), "CPU s", runs=seconds),
-        BARS.line(
+        BENCH.line(f"{case.name}_s", min(seconds), "CPU s", runs=seconds),
+        BENCH.line(
             f"{case.name}_wall_s", round(min(t["wall_s"] for t in tooks), 2), "s"
         ),
-        BARS.line(f"{case.name}_mb", peak, "MB"),
+        BENCH.line(f"{case.name}_mb", peak, "MB"),
     ]
     figures = runs[0]["figures"]
     step = figures["steps_s"][-1]
-    lines.append(BARS.line(f"{case.name}_step_s", step, "virtual s"))
+    lines.append(BENCH.line(f"{case.name}_step_s", step, "virtual s"))
     if case.is_fake:
         parts = step_s(SIZES[case.arg], case.ranks)
         formula = sum(parts.values())
         memory = figures["memory"]
         lines += [
-            BARS.line(f"{case.name}_formula_s", formula, "virtual s", **parts),
-            BARS.line(f"{case.name}_rel_err", abs(step / formula - 1), ""),
-            BARS.line(
+            BENCH.line(f"{case.name}_formula_s", formula, "virtual s", **parts),
+            BENCH.line(f"{case.name}_rel_err", abs(step / formula - 1), ""),
+            BENCH.line(
                 f"{case.name}_rank_gb", sum(memory.values()) / 1e9, "GB", **memory
             ),
         ]
     return lines
 
 
-def measure(cases: Sequence[Case], times: int = 2) -> list[Line]:
-    """All results of these cases."""
+def measure(only: str = "", times: int = 2) -> list[Line]:
+    """All figures of the cases whose names begin so, each run that often."""
     lines: list[Line] = []
+    cases = [case for case in CASES if case.name.startswith(only)]
     alike = 0
     for case in cases:
-        runs = [played(case) for _ in range(times)]
+        runs = [played(case) for _ in range(max(1, times))]
         alike += all(run["figures"] == runs[0]["figures"] for run in runs)
         lines += lines_of(case, runs)
-    return [*lines, BARS.line("repeats", alike / len(cases), "of runs", n=len(cases))]
-
-
-def row(line: Line) -> str:
-    """One result as it is printed."""
-    told = f"{line['name']:<26} {line['value']:>12.6g} {line['unit']}"
-    return told + BARS.told(line)
-
-
-def main() -> int:
-    """Measure and print; returns 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", default="", help="cases whose names begin so")
-    parser.add_argument("--times", type=int, default=2, help="how often each is run")
-    given = parser.parse_args()
-    cases = [case for case in CASES if case.name.startswith(given.only)]
-    report = report_of("simscript", measure(cases, max(1, given.times)))
-    return show(report, lambda lines: rows(lines, row), as_json=given.json)
+    return [*lines, BENCH.line("repeats", alike / len(cases), "of runs", n=len(cases))]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main(measure, only="", times=2))

@@ -9,7 +9,6 @@ ours doesn't offer, and which fail. Needs `pip install expecttest`, like torch's
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import json
@@ -23,42 +22,49 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-CASE = Path(__file__).with_name("_torch_suite_case.py")
+from benchmarks._bars import Bench, Report
+
+CASE = Path(__file__).parents[1] / "tests" / "corpora" / "torch_suite_case.py"
 ABOUT_DDP = re.compile(
     r"ddp|DistributedDataParallel|SyncBatchNorm|unused|undefined_grad|static_graph"
     r"|stateless|forward_backward_hook",
     re.IGNORECASE,
 )
 LIMIT_S = 240.0
+BENCH = Bench("torch_suite", __doc__, at_most={"failed": 0})
 
 
-def main() -> int:
-    """Run the suite twice, print the table; 1 if a test fails on ours only."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--only", default="", help="tests with this in their name")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def measure(ranks: int = 3, only: str = "") -> Report:
+    """Run the suite on both wrappers; the tests with `only` in their names.
+
+    Raises:
+        SystemExit: torch's suite can't be imported.
+    """
     if importlib.util.find_spec("expecttest") is None:
-        parser.error("torch's suite needs expecttest: pip install expecttest")
-    results = []
-    for name in [name for name in names(options.ranks) if options.only in name]:
-        row = {"test": name, **run(name, "torch", options.ranks)}
+        raise SystemExit("torch's suite needs expecttest: pip install expecttest")
+    rows = []
+    for name in [name for name in names(ranks) if only in name]:
+        row = {"test": name, **run(name, "torch", ranks)}
         if row["outcome"] == "passed":
-            row = {"test": name, **run(name, "ours", options.ranks)}
+            row = {"test": name, **run(name, "ours", ranks)}
         else:
             row["outcome"] = "does not apply"
-        results.append(row)
-        if not options.json:
-            reason = "" if row["outcome"] == "passed" else last_line(row["text"])
-            print(f"{row['outcome']:15}{name}  {reason}", flush=True)
-    counts = Counter(row["outcome"] for row in results)
-    if options.json:
-        report = {"bench": "torch_suite", "counts": counts, "results": results}
-        print(json.dumps(report, indent=1))
-    else:
-        print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    return int(counts["failed"] > 0)
+        rows.append(row)
+    counts = Counter(row["outcome"] for row in rows)
+    lines = [
+        BENCH.line(outcome.replace(" ", "_"), counts[outcome], "tests")
+        for outcome in ("passed", "failed", "refused", "skipped", "does not apply")
+    ]
+    return BENCH.report(lines, tests=rows)
+
+
+def table(report: Report) -> list[str]:
+    """A line for each test, and why it did not pass."""
+    return [
+        f"{row['outcome']:15}{row['test']}  "
+        + ("" if row["outcome"] == "passed" else last_line(row["text"]))
+        for row in report["tests"]
+    ]
 
 
 def names(num_ranks: int) -> list[str]:
@@ -122,4 +128,4 @@ def last_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(BENCH.main(measure, table, ranks=3, only=""))

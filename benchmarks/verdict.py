@@ -2,20 +2,17 @@
 
 A copy of the course is made in a temporary folder, `distlab watch --json` runs in it,
 the reference's code is saved into its template again and again, and the time from the
-save to the line with the verdict is taken: 40 times for one task, 10 times for each of
-the others, which play the sizes of their own. The peer runs the scenario of the first
-task at the same world sizes through torch.multiprocessing.spawn, pair by pair.
+save to the line with the verdict is taken, 40 times. The peer runs the scenario of the
+task at the same world sizes through torch.multiprocessing.spawn, pair by pair. Then
+each phase is checked from nothing, with `distlab check --phase`.
 
-A task with a time limit of its own forms process groups of torch again: its seconds
-are shown and have no bar.
+Seconds differ by 2.5 between machines, so they are shown and have no bar.
 
     distlab bench verdict [--json]
-    python benchmarks/verdict.py --phase 3 [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,38 +24,36 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bars import Bench, Line
+from benchmarks._ratios import summary
 from distlab.curriculum import load_curriculum
 
 ROOT = Path(__file__).parents[1]
 TASK = "collectives.all_reduce"
 WORLDS = (2, 3, 4)
-SAVES, SAVES_OF_OTHERS = 40, 10
-PAIRS = 3
+SAVES, PAIRS = 40, 3
 COURSE = (
     "curriculum.toml",
     "solutions",
     *(phase.folder for phase in load_curriculum(ROOT).phases),
 )
-BAR_P50_S, BAR_P95_S = 0.4, 0.8
+BENCH = Bench("verdict", __doc__)
 
 
 class Watcher:
-    """`distlab watch TASK` on a copy of the course, and the clock beside it.
+    """`distlab watch` on a copy of the course, and the clock beside it."""
 
-    With `worlds` it plays the task at these sizes only.
-    """
-
-    def __init__(self, folder: Path, task: str, worlds: tuple[int, ...] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         for name in COURSE:
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / name)
-        unit = load_curriculum(ROOT).units[task.partition(".")[0]]
+        unit = load_curriculum(ROOT).units[TASK.partition(".")[0]]
         self._template = unit.template(folder)
         self._code = unit.solution(folder).read_text()
-        sizes = [part for n in worlds for part in ("-n", str(n))]
+        sizes = [part for n in WORLDS for part in ("-n", str(n))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "distlab", "watch", task, "--json", *sizes],
+            [sys.executable, "-m", "distlab", "watch", TASK, "--json", *sizes],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
@@ -131,97 +126,37 @@ def cold_phase(phase: int) -> float:
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    return time.perf_counter() - started
+    return round(time.perf_counter() - started, 2)
 
 
-def saves(task: str, count: int, pairs: int = 0) -> tuple[list[float], list[Any]]:
-    """Seconds from save to verdict, `count` times; and beside the peer's, in pairs."""
+def saves() -> tuple[list[float], list[tuple[float, float]]]:
+    """Seconds from save to verdict; and beside the peer's, in pairs."""
     with tempfile.TemporaryDirectory() as folder:
-        watcher = Watcher(Path(folder), task, WORLDS if pairs else ())
+        watcher = Watcher(Path(folder))
         try:
-            seconds = [watcher.save(number + 1) for number in range(count)]
-            beside = [
-                (watcher.save(count + number + 1), spawn_all_worlds())
-                for number in range(pairs)
+            seconds = [watcher.save(number + 1) for number in range(SAVES)]
+            return seconds, [
+                (watcher.save(SAVES + number + 1), spawn_all_worlds())
+                for number in range(PAIRS)
             ]
         finally:
             watcher.close()
-    return seconds, beside
 
 
-def quantiles(seconds: list[float]) -> tuple[float, float]:
-    """The median, and the 95th percentile (of few values, the largest)."""
-    return statistics.median(seconds), sorted(seconds)[int(0.95 * len(seconds))]
-
-
-def each_task(phase: int) -> list[dict[str, Any]]:
-    """Two results for every other task of the phase."""
-    results: list[dict[str, Any]] = []
-    units = load_curriculum(ROOT).phase(phase).units
-    for task in (task for unit in units for task in unit.tasks):
-        if task.id == TASK:
-            continue
-        has_bar = task.time_limit_s == type(task).time_limit_s
-        values = quantiles(saves(task.id, SAVES_OF_OTHERS if has_bar else 3)[0])
-        for name, value, bar in zip(
-            ("p50", "p95"), values, (BAR_P50_S, BAR_P95_S), strict=True
-        ):
-            row = {"name": f"{task.number}_{name}_s", "value": round(value, 3)}
-            row |= {"unit": "s", "task": task.id, "bar": bar if has_bar else None}
-            results.append(row)
-    return results
-
-
-def measure(phase: int) -> dict[str, Any]:
-    """All results, in the schema of every benchmark here."""
-    import torch
-
-    seconds, pairs = saves(TASK, SAVES, PAIRS)
-    ratio = statistics.median(peer / ours for ours, peer in pairs)
-    p50, p95 = quantiles(seconds)
-    results = [
-        {"name": "warm_p50_s", "value": round(p50, 3), "unit": "s", "n": SAVES},
-        {"name": "warm_p95_s", "value": round(p95, 3), "unit": "s", "n": SAVES},
-        {
-            "name": "ratio_spawn_over_warm",
-            "value": round(ratio, 1),
-            "unit": "peer/ours",
-            "peer": "torch.multiprocessing.spawn",
-            "ours_s": round(statistics.median(o for o, _ in pairs), 3),
-            "peer_s": round(statistics.median(p for _, p in pairs), 3),
-            "n": PAIRS,
-        },
-        {
-            "name": f"cold_phase{phase}_s",
-            "value": round(cold_phase(phase), 2),
-            "unit": "s",
-            "n": 1,
-        },
-        *each_task(phase),
+def measure() -> list[Line]:
+    """All figures."""
+    seconds, pairs = saves()
+    p50_s, p95_s = statistics.median(seconds), sorted(seconds)[int(0.95 * SAVES)]
+    ratio = summary([[(peer_s, ours_s) for ours_s, peer_s in pairs]])
+    more = {"peer": "torch.multiprocessing.spawn", "n": PAIRS}
+    phases = [phase.number for phase in load_curriculum(ROOT).phases]
+    return [
+        BENCH.line("warm_p50_s", round(p50_s, 3), "s", n=SAVES),
+        BENCH.line("warm_p95_s", round(p95_s, 3), "s", n=SAVES),
+        BENCH.line("ratio_spawn_over_warm", round(ratio["value"], 1), "×", **more),
+        *(BENCH.line(f"cold_phase{n}_s", cold_phase(n), "s", n=1) for n in phases),
     ]
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__}
-    return {
-        "bench": "verdict",
-        "machine": machine,
-        "task": TASK,
-        "world_sizes": list(WORLDS),
-        "results": results,
-    }
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--phase", type=int, default=1, help="whose tasks, beside 1.4")
-    arguments = parser.parse_args()
-    report = measure(arguments.phase)
-    if arguments.json:
-        print(json.dumps(report, indent=1))
-        return
-    for result in report["results"]:
-        print(f"{result['name']:<24} {result['value']:>8} {result['unit']}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(BENCH.main(measure))

@@ -11,18 +11,13 @@ from pathlib import Path
 from distlab.cli.screen import show, stopped
 from distlab.processes.tree import become_subreaper, descendants, end_descendants
 
-_NO_FIGURES = {"ablation", "mutation", "soak"}  # they pass or fail
 _PATIENCE_S = 10.0  # for a benchmark that was told to stop
 
 
 def names(root: Path = Path(__file__).parents[2]) -> list[str]:
     """List the benchmarks of a checkout."""
-    # What begins with _ belongs to a benchmark beside it; record_* measures nothing, it
-    # makes the recorded runs of a task.
-    found = {path.stem for path in (root / "benchmarks").glob("[!_]*.py")}
-    return sorted(
-        name for name in found - _NO_FIGURES if not name.startswith("record_")
-    )
+    # What begins with _ belongs to the benchmarks beside it.
+    return sorted(path.stem for path in (root / "benchmarks").glob("[!_]*.py"))
 
 
 def bench(

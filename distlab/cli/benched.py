@@ -14,7 +14,7 @@ def main() -> None:
     die_with_parent()
     path = sys.argv[1]
     sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(path)  # as Python does it
+    sys.path[0] = os.path.dirname(os.path.dirname(path))  # the clone
     try:
         runpy.run_path(path, run_name="__main__")
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Recorded runs of the unit `drill`: the reports of ranks, and an agent's log.
 
 `phase4_production/incidents/` has runs of real processes, each with a single fault or
-with none. benchmarks/record_incidents.py recorded them.
+with none. tests/record_incidents.py recorded them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Incident(NamedTuple):
 
 
 def read_run(path: str | Path) -> RecordedRun:
-    """Read a file that benchmarks/record_incidents.py wrote."""
+    """Read a file that tests/record_incidents.py wrote."""
     saved = json.loads(Path(path).read_text(encoding="utf-8"))
     return RecordedRun(
         [Report(*row) for row in saved["reports"]],

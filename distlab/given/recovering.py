@@ -1,8 +1,10 @@
 """Reports of ranks in unit `recovery`, and a supervisor's events and actions.
 
-`RecordedRun` reads the runs in distlab/given/runs/, which `python -m
-benchmarks.record_faults` recorded. For any time in a run, it returns the reports that
-an agent had by then.
+`RecordedRun` reads the runs in distlab/given/runs/. We recorded them from three ranks
+that trained on gloo, sent a heartbeat every 50 ms from a thread of their own, and
+reported each step on standard output. What happened to one of them was real: SIGSTOP,
+SIGKILL, an endless loop, a file that is written and synced again and again. For any
+time in a run, `RecordedRun` returns the reports that an agent had by then.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import _engine_ranks as ranks
 from distlab.data.digits import load_digits_split
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.deepspeed_trainer import DeepSpeedTrainer
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
 
 pytest.importorskip("deepspeed", reason="`make test-deepspeed` installs it")
 pytestmark = pytest.mark.filterwarnings("ignore")

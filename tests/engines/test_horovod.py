@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _engine_ranks as ranks
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, HorovodTrainer, PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
 
 hvd: Any = pytest.importorskip("horovod.torch", reason="`make test-horovod` builds it")
 STEPS = 20
@@ -105,7 +105,7 @@ import json, os, sys
 from functools import partial
 from pathlib import Path
 import torch
-from benchmarks import _engine_ranks as ranks
+from tests.corpora import engine_ranks as ranks
 from distlab.engines import HorovodTrainer, PyTorchDDPTrainer
 from distlab.models.mlp import make_mlp
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _engine_ranks as ranks
-from benchmarks import _outside_engines as outside
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, PyTorchDDPTrainer, RayTrainer
 from distlab.engines.ray_strategy import joined
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
+from tests.corpora import outside_engines as outside
 
 ray: Any = pytest.importorskip("ray", reason="`make test-ray` installs it")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,7 +48,7 @@ def test_distlab_train_runs_a_script_on_ray(tmp_path: Path) -> None:
 TRAINERS = """
 import json, os, sys
 from pathlib import Path
-from benchmarks import _engine_ranks as ranks
+from tests.corpora import engine_ranks as ranks
 from distlab.engines import PyTorchDDPTrainer, RayTrainer
 from distlab.models.mlp import make_mlp
 
@@ -79,9 +79,9 @@ def test_a_configuration_of_tune_run_goes_to_the_trainer() -> None:
     from ray import tune
 
     def train_fn(config: dict[str, Any]) -> dict[str, Any]:
-        from benchmarks import _engine_ranks as ranks
         from distlab.engines import RayTrainer
         from distlab.models.mlp import make_mlp
+        from tests.corpora import engine_ranks as ranks
 
         trainer = RayTrainer(make_mlp(), config, optimizer=ranks.sgd, verbose=False)
         history = trainer.fit(*ranks.loaders(64))

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _engine_ranks as ranks
-from benchmarks._outside_engines import keras_data as dataset
-from benchmarks._outside_engines import keras_mlp as same_model
-from benchmarks._outside_engines import largest_to_keras as largest
 from distlab.cli.train_verb import train
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.tensorflow_trainer import TensorFlowDistributedTrainer
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
+from tests.corpora.outside_engines import keras_data as dataset
+from tests.corpora.outside_engines import keras_mlp as same_model
+from tests.corpora.outside_engines import largest_to_keras as largest
 
 tf: Any = pytest.importorskip("tensorflow", reason="`make test-tensorflow` installs it")
 keras: Any = pytest.importorskip("keras")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._browser import PROGRAM, Browser, browser
+from tests.browser import PROGRAM, Browser, browser
 
 SITE = Path(__file__).resolve().parents[2] / "site"
 WIDTHS = {"phone": (390, 844), "desktop": (1280, 800)}

@@ -182,11 +182,20 @@ def solutions_see_comm_only(files: Files) -> list[str]:
 
 
 def benchmarks_do_without_tests(files: Files) -> list[str]:
-    """Tests try the benchmarks, so these import nothing of theirs."""
+    """Tests try the benchmarks, so the two share only the corpora and the browser."""
     return [
         f"{path} imports {name}"
         for path, name in imports(files, "benchmarks/")
-        if within(name, "tests")
+        if within(name, "tests") and not within(name, "tests.corpora", "tests.browser")
+    ]
+
+
+def corpora_stand_alone(files: Files) -> list[str]:
+    """Tests and benchmarks import the corpora, never the other way around."""
+    return [
+        f"{path} imports {name}"
+        for path, name in imports(files, "tests/corpora/")
+        if within(name, "benchmarks", "tests") and not within(name, "tests.corpora")
     ]
 
 
@@ -287,6 +296,7 @@ RULES: list[Rule] = [
     no_circles_between_packages,
     no_circles_between_files,
     benchmarks_do_without_tests,
+    corpora_stand_alone,
     nobody_imports_learners_code,
     solutions_see_comm_only,
     checks_do_without_pytest,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks._autopsy_corpus import APART, KINDS, Script, read, scripts
 from benchmarks._autopsy_runs import Ended, run_and_explain
-from benchmarks.autopsy import missed, problems_of, result, values_of
+from benchmarks._bars import missed
+from benchmarks.autopsy import figures, problems_of
+from tests.corpora.autopsy_scripts import APART, KINDS, Script, read, scripts
 
 HANGS = scripts("hangs")
 RIGHT = scripts("right")
@@ -129,12 +130,12 @@ def test_the_figures_are_taken_from_the_runs() -> None:
         {**common, "kind": "absent", "status": "", "problems": ["no report"]},
         {**common, "kind": "", "status": "mismatch"},
     ]
-    values = values_of(lines)
+    results = figures(lines)
+    values = {line["name"]: line["value"] for line in results}
     assert values["named"] == 0.667
     assert values["false_alarms"] == 1
     assert values["seconds_max_s"] == 0.2
-    report = {"results": [result(name, value) for name, value in values.items()]}
-    assert {"named", "false_alarms"} <= set(missed(report))
+    assert {"named", "false_alarms"} <= set(missed(results))
 
 
 @pytest.mark.slow

@@ -104,11 +104,11 @@ def test_a_full_disk_warns_and_training_goes_on(
 def test_a_bar_that_is_missed_is_said() -> None:
     lines = [
         bench._line("stall_ratio_vs_sync", 0.2, "ours/peer"),
-        bench._line("corruptions_missed", 1, "", ["step-2.json"]),
+        bench._line("corruptions_missed", 1, what=["step-2.json"]),
         bench._line("corruptions", 2000, ""),
         bench._line("unloadable", 0, ""),
     ]
     assert missed(lines) == ["stall_ratio_vs_sync", "corruptions_missed"]
-    told = "\n".join(bench.text(lines))
+    told = "\n".join(bench.BENCH.text(lines))
     assert told.count("MISSED") == 2
     assert "step-2.json" in told

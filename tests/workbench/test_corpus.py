@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.corpus.case import Case, cases_of, hangs, right
-from benchmarks.corpus.corpus import CASES, MODULES, on_sim, transports
-from benchmarks.corpus.judge import (
+from distlab.runner import Cluster, RankContext
+from tests.corpora.programs.case import Case, cases_of, hangs, right
+from tests.corpora.programs.corpus import CASES, MODULES, on_sim, transports
+from tests.corpora.programs.judge import (
     Row,
     Verdict,
     judge,
@@ -25,7 +26,6 @@ from benchmarks.corpus.judge import (
     problems,
     verdict,
 )
-from distlab.runner import Cluster, RankContext
 
 SAMPLE = {
     "domino": 5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
 from collections.abc import Callable
@@ -15,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks import _beside_ddp as beside
 from benchmarks import _ddp_ranks as bench_ranks
-from benchmarks import _ratios as ratios
+from benchmarks._bars import Bench
 from distlab.comm import Comm, Work, leave_default_group
 from distlab.curriculum.units import load
 from distlab.grading.checks.distributed_data_parallel import watch as watch
@@ -27,12 +27,16 @@ from distlab.grading.checks.distributed_data_parallel.joined import BATCHES, run
 from distlab.grading.checks.distributed_data_parallel.unused import Found, used
 from distlab.grading.kit.flat import flat
 from distlab.grading.kit.values import close
+from distlab.models.transformer import make_transformer, next_token_loss
 from distlab.runner import Cluster, RankContext
 from distlab.sim import run
 from distlab.walkthroughs import bucket_lanes as lanes
+from tests.corpora.beside_torch import ddp as beside
+from tests.corpora.both_ways import SMALL, leave, meet
 from tests.workbench.golden import Golden
 
 SEED = 3
+PARITY_STEPS, SMALL_MIB = 20, 0.02
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +94,36 @@ def test_layers_that_cannot_be_shared_out_are_refused() -> None:
 # ── torch's own, on real processes ──────────────────────────────────────────────────
 
 
+def parity(context: RankContext, folder: str) -> dict[str, float]:
+    comm = meet(context, folder)
+    unit = load("distributed_data_parallel", "reference")
+    model = make_transformer(SMALL, seed=0)
+    ours = unit.DistributedDataParallel(
+        copy.deepcopy(model), comm, bucket_size_mib=SMALL_MIB
+    )
+    torchs = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=SMALL_MIB)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (ours, torchs)]
+    loss_gap, losses = 0.0, [0.0, 0.0]
+    for step in range(PARITY_STEPS):
+        tokens = bench_ranks.tokens_of(SMALL, 4, 1000 * step + context.rank)
+        for place, ddp in enumerate((ours, torchs)):
+            optimizers[place].zero_grad()
+            loss = next_token_loss(ddp(tokens), tokens)
+            loss.backward()
+            optimizers[place].step()
+            losses[place] = float(loss.detach())
+        loss_gap = max(loss_gap, abs(losses[0] - losses[1]))
+    pairs = zip(ours.parameters(), torchs.parameters(), strict=True)
+    gap = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    leave()
+    return {"loss": loss_gap, "parameters": gap, "buckets": len(ours.buckets)}
+
+
 def test_losses_and_parameters_are_those_of_torchs_ddp(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.warm("torch._dynamo")
-    done = cluster.run(bench_ranks.parity, 3, "reference", str(tmp_path))
+    done = cluster.run(parity, 3, str(tmp_path))
     for told in done.require_finished().values:
         assert told["buckets"] > 4
         assert told["loss"] <= 1e-10
@@ -359,9 +388,9 @@ def test_the_oracle_of_order_sees_early_late_and_missing_departures() -> None:
 def test_a_ratio_is_met_by_its_upper_bound_not_by_its_median() -> None:
     steady = [[(1.0, 1.0), (1.02, 1.0), (0.99, 1.0)] * 5] * 5
     spread = [[(0.5, 1.0)] * 7, [(1.0, 1.0)] * 7, [(1.5, 1.0)] * 7] * 2
-    good = ratios.result_of("x", steady, "peer", 1.05)
-    bad = ratios.result_of("x", spread, "peer", 1.05)
+    bench = Bench("x", None, at_most={"x": 1.05})
+    good, bad = bench.ratio("x", steady, "peer"), bench.ratio("x", spread, "peer")
     assert good["value"] == bad["value"] == 1.0
-    assert good["is_met"]
-    assert not bad["is_met"]
-    assert ratios.result_of("x", steady, "peer")["upper"] <= 1.02
+    assert good["met"]
+    assert not bad["met"]
+    assert bench.ratio("without a bar", steady, "peer")["upper"] <= 1.02

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks._both_ways import leave, meet
-from benchmarks._engine_ranks import LIMITS
 from distlab.engines import DistributedConfig, PyTorchDDPTrainer
 from distlab.engines.start import take_part
 from distlab.runner import Cluster, RankContext
+from tests.corpora.both_ways import leave, meet
+from tests.corpora.engine_ranks import LIMITS
 from tests.workbench.engine_effects import EFFECTS
 from tests.workbench.engine_probes import Net, loader
 

@@ -33,12 +33,12 @@ from torch.utils.data import (
 )
 
 import distlab.distributed as ours
-from benchmarks._both_ways import leave, meet
-from benchmarks._engine_ranks import LIMITS
 from distlab.engines import EngineError, History, PyTorchDDPTrainer
 from distlab.engines.loaders import Batches, read_loader
 from distlab.engines.start import take_part
 from distlab.runner import Cluster, RankContext
+from tests.corpora.both_ways import leave, meet
+from tests.corpora.engine_ranks import LIMITS
 
 NUM_SAMPLES, RATE = 9, 0.5  # the second batch has 1: rank 1 of 2 gets none
 IGNORED = -100

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import _engine_ranks as ranks
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.torch_strategy import layers_of
 from distlab.runner import Cluster
+from tests.corpora import engine_ranks as ranks
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from benchmarks._both_ways import leave, meet
-from benchmarks._engine_ranks import LIMITS
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.start import take_part
 from distlab.runner import Cluster, RankContext
+from tests.corpora.both_ways import leave, meet
+from tests.corpora.engine_ranks import LIMITS
 from tests.workbench.engine_probes import RATE, Net, loader
 
 EPOCHS, STEPS = 4, 3  # steps of an epoch

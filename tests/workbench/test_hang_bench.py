@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hang
-from benchmarks._hangs import HANGS
+from benchmarks._bars import missed
 from distlab.grading.hostile_cases import FOLDER, read_cases
+from tests.corpora.hangs import HANGS
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.id: case for case in read_cases(ROOT / FOLDER)}
@@ -31,7 +32,9 @@ def test_right_expectations_have_no_wrong_verdict_and_wrong_ones_have() -> None:
         wrong, ("rank 2, send → 1", "rank 2, send → 3"), strict=True
     ):
         assert expected in line["problems"][0]
-    assert {"wrong_verdicts", "hangs", "hostile_cases"} <= set(hang.missed(report))
+    assert {"wrong_verdicts", "hangs", "hostile_cases"} <= set(
+        missed(report["results"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,13 +52,12 @@ def test_right_expectations_have_no_wrong_verdict_and_wrong_ones_have() -> None:
 def test_a_bar_that_is_missed_is_named(
     name: str, value: float, is_missed: bool
 ) -> None:
-    report = {"results": [hang._result(name, value)]}
-    assert hang.missed(report) == [name] * is_missed
+    assert missed([hang.BENCH.line(name, value)]) == [name] * is_missed
 
 
 def test_there_are_enough_hangs() -> None:
     assert len(HANGS) + sum(bool(c.call) for c in CASES.values()) >= 25
-    assert all(h.place.startswith("_hangs.py:") for h in HANGS)
+    assert all(h.place.startswith("hangs.py:") for h in HANGS)
 
 
 def test_the_command_knows_the_benchmarks_and_not_their_parts(

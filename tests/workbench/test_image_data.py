@@ -27,7 +27,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from benchmarks._torchvision import torchvision
 from distlab.data.check import check
 from distlab.data.images import Images, open_images, open_source
 from distlab.data.loader import Batch, ImageLoader
@@ -42,6 +41,7 @@ from distlab.data.transforms import (
 )
 from distlab.distributed import DistributedSampler
 from distlab.distributed.parts import unit
+from tests.corpora.torchvision_here import torchvision
 
 ROOT = Path(__file__).parents[2]
 SMALL = TrainTransform(size=24)

@@ -16,6 +16,7 @@ from tests.workbench.rules import (
     checks_do_without_pytest,
     checks_of_units_stand_apart,
     comm_stands_alone,
+    corpora_stand_alone,
     definitions_are_used,
     exports_exist,
     fronts_are_thin,
@@ -40,6 +41,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "benchmarks/sim.py",
         "from tests.workbench import course",
         "tests.workbench",
+    ),
+    (
+        corpora_stand_alone,
+        "tests/corpora/programs/judge.py",
+        "from benchmarks._bars import share",
+        "benchmarks._bars",
     ),
     (comm_stands_alone, "distlab/comm/_a.py", "import distlab.paths", "distlab.paths"),
     (

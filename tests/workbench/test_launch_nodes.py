@@ -256,22 +256,19 @@ def test_doctor_starts_only_as_many_ranks_as_there_can_be(num_ranks: int) -> Non
 # ── make nodes ──────────────────────────────────────────────────────────────────────
 
 
-def test_where_a_tool_is_missing_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_tool_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         bench.shutil, "which", lambda tool: None if tool == "tc" else ""
     )
-    assert bench.main([]) == 0
-    said = capsys.readouterr().out
+    report = bench.measure()
+    assert report["results"] == []
     if sys.platform.startswith("linux"):
-        assert re.fullmatch(r"skipped: .* tc .*iproute2.*\n", said)
-    assert bench.main(["--json"]) == 0
-    assert "skipped" in json.loads(capsys.readouterr().out)
+        assert re.search(r" tc .*iproute2", report["skipped"])
+    assert bench.reason(report)
 
 
 def test_what_the_system_refuses_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for tool in bench.TOOLS:
         path = tmp_path / tool
@@ -279,11 +276,9 @@ def test_what_the_system_refuses_is_said(
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(bench.sys, "platform", "linux")
-    assert bench.main([]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("skipped: unshare --user --net: ")
-    assert said.endswith(" --user for you\n")
-    assert bench.main([bench.INSIDE]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("skipped: ip link add bridge0 ")
+    said = bench.measure()["skipped"]
+    assert said.startswith("unshare --user --net: ")
+    assert said.endswith(" --user for you")
+    said = bench.measure(inside=True)["skipped"]
+    assert said.startswith("ip link add bridge0 ")
     assert "no link for you" in said

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import distlab.distributed as dist
-from benchmarks import _recovery_jobs as jobs
 from distlab.comm import TorchComm
 from distlab.comm.services import WakeAt
 from distlab.distributed import elastic_training
@@ -43,6 +42,7 @@ from distlab.launch.elastic_decisions import (
 )
 from distlab.launch.forked import Exited, Forked
 from distlab.launch.pages import Page
+from tests.corpora import recovery_jobs as jobs
 from tests.workbench.course import ROOT
 
 # ── which state all ranks take ──────────────────────────────────────────────────────

@@ -36,7 +36,7 @@ def test_only_the_right_rank_in_time_is_named(
 ) -> None:
     line = monitor.of_fault(STRAGGLER, named)
     assert missed([line]) == ["named_straggler"] * is_missed
-    assert monitor.text([line])[0].endswith("MISSED") == is_missed
+    assert monitor.BENCH.text([line])[0].endswith("MISSED") == is_missed
 
 
 def test_the_share_is_barred_with_its_upper_bound() -> None:
@@ -67,10 +67,8 @@ def test_every_fault_has_its_bar_and_its_place_in_the_trainer(tmp_path: Path) ->
 def test_the_exit_code_says_whether_all_bars_are_met(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["monitor.py", "--json"])
     for value, code in ((0, 0), (2, 1)):
         results = [monitor.result("false_alarms", value)]
-        report = {"bench": "monitor", "results": results}
-        monkeypatch.setattr(monitor, "measure", lambda *_, report=report: report)
-        monkeypatch.setattr(sys, "argv", ["monitor.py", "--json"])
-        assert monitor.main() == code
+        assert monitor.BENCH.main(lambda results=results: results) == code
         assert json.loads(capsys.readouterr().out)["results"] == results

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.record_traces import trimmed
 from distlab.cli.demo import demo
 from distlab.cli.demo_monitor import demo_monitor
 from distlab.given.monitoring import Record, checksum, pack, read_spans, unpack
@@ -104,18 +103,3 @@ def test_the_recorded_traces_are_small_and_name_no_machine() -> None:
         trace = json.loads(path.read_text(encoding="utf-8"))
         assert set(trace) == {"schemaVersion", "displayTimeUnit", "traceEvents"}
         assert path.stat().st_size < 60_000
-
-
-def test_a_trace_is_trimmed_to_what_4_19_reads() -> None:
-    events = [
-        event("aten::mm", "cpu_op", 1000.0, 50.04),
-        event("aten::t", "cpu_op", 1001.0, 2.0),
-        event("gloo:all_reduce", "user_annotation", 1010.0, 1.0),
-        event("DistributedDataParallel.forward", "user_annotation", 900.0, 500.0),
-        {"ph": "M", "name": "process_name", "pid": 4242},
-    ]
-    kept = trimmed({"traceEvents": events, "host_name": "secret"})["traceEvents"]
-    assert [(e["name"], e["ts"], e["dur"]) for e in kept] == [
-        ("aten::mm", 0.0, 50.0),
-        ("gloo:all_reduce", 10.0, 1.0),
-    ]

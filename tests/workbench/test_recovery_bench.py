@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _recovery_jobs as jobs
 from benchmarks import recovery
 from benchmarks._bars import Line, missed
+from tests.corpora import recovery_jobs as jobs
 
 TIMES = (10.02, 10.03, 10.05, 10.06, 10.1)
 STAGES = dict(zip(recovery.STAGES, TIMES, strict=True))
@@ -35,7 +35,7 @@ def test_figures_that_meet_all_bars() -> None:
         [0.02, 0.01, 0.02, 0.01, 0.04]
     )
     assert values["torchrun_lost_steps"] == 37  # shown: it has no bar
-    assert not any(row.endswith("MISSED") for row in recovery.text(lines))
+    assert not any(row.endswith("MISSED") for row in recovery.BENCH.text(lines))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,12 @@ def test_recovered_is_the_first_step_by_all_with_the_new_process(
 
 
 def test_what_is_kept_for_the_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "play_kills", lambda *_: (OWN[:2], OTHER[:1], EQUAL))
     file = tmp_path / "kept.json"
-    monkeypatch.setattr("sys.argv", ["recovery.py", "--json", "--save", str(file)])
-    assert recovery.main() == 1  # two kills are too few
-    assert missed(json.loads(capsys.readouterr().out)["results"]) == ["kills"]
+    report = recovery.measure(1, 2, 3, str(file))
+    assert missed(report["results"]) == ["kills"]  # two are too few
     kept = json.loads(file.read_text())
     assert kept["ours"] == [[0.1, 0.02, 0.01, 0.02, 0.01, 0.04]] * 2
     assert kept["torchrun"] == [4.0]

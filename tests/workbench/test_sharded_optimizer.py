@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from benchmarks import _zero_ranks as ranks
 from distlab.curriculum import load
 from distlab.grading.checks.sharded_optimizer import plan as plans
 from distlab.grading.checks.sharded_optimizer.scenarios import (
@@ -29,18 +29,21 @@ from distlab.grading.checks.sharded_optimizer.scenarios import (
 from distlab.grading.checks.sharded_optimizer.shards import Alone
 from distlab.grading.kit.live_bytes import LiveBytes
 from distlab.grading.kit.plain_sgd import PlainSGD
-from distlab.runner import Cluster, Limits
+from distlab.runner import Cluster, Limits, RankContext
 from distlab.sim import run as simulate
+from tests.corpora import sharded as ranks
+from tests.corpora.both_ways import leave, meet
 
 SIDE = "reference"
 KINDS = ("weights", "gradients", "state", "alive")
-SAVED_AT = 7  # steps
+STEPS, SAVED_AT = 20, 7
+GLOBAL_BATCH = 12  # divisible by 1, 2, 3 and 4 ranks
 
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(cluster: Cluster) -> None:
     """Before ranks are forked: what each would import by itself."""
-    cluster.warm("torch._dynamo", "torch.distributed.fsdp", "benchmarks._zero_ranks")
+    cluster.warm("torch._dynamo", "torch.distributed.fsdp", "tests.corpora.sharded")
 
 
 def ran(cluster: Cluster, program: Any, n: int, *values: Any) -> list[Any]:
@@ -53,7 +56,7 @@ def ran(cluster: Cluster, program: Any, n: int, *values: Any) -> list[Any]:
 def test_bytes_per_rank_are_those_of_the_formula(
     cluster: Cluster, tmp_path: Path, stage: int
 ) -> None:
-    values = ran(cluster, ranks.held, 3, SIDE, str(tmp_path), stage, True)
+    values = ran(cluster, ranks.held, 3, str(tmp_path), SIDE, stage, True)
     for value in values:
         for kind in KINDS:
             right = value["formula"][kind]
@@ -73,23 +76,96 @@ def test_torchs_two_hold_as_much_as_the_stages_they_are(
         assert total / 2 == pytest.approx(unit.bytes_per_rank(size, 2, stage), rel=0.02)
 
 
+def parity(context: RankContext, folder: str, side: str) -> dict[str, list[float]]:
+    comm, n = meet(context, folder), context.world_size
+    contestants: dict[str, Any] = {
+        f"stage{stage}": ranks.Ours(
+            comm, ranks.make_transformer(ranks.SMALL), side, stage
+        )
+        for stage in (1, 2, 3)
+    }
+    contestants["ZeroRedundancyOptimizer"] = ranks.Zro(
+        ranks.make_transformer(ranks.SMALL)
+    )
+    contestants["FSDP2"] = ranks.Fsdp2(ranks.make_transformer(ranks.SMALL))
+    alone = ranks.Unsharded(ranks.make_transformer(ranks.SMALL))
+    losses: dict[str, list[float]] = {name: [] for name in (*contestants, "unsharded")}
+    for step in range(STEPS):
+        tokens = ranks.tokens_of(ranks.SMALL, step, GLOBAL_BATCH, 0)
+        for name, contestant in contestants.items():
+            loss = torch.tensor(
+                contestant.step(tokens.chunk(n)[context.rank]), dtype=torch.float64
+            )
+            losses[name].append(float(mean(loss)))
+        losses["unsharded"].append(alone.step(tokens))
+    leave()
+    return losses
+
+
+def mean(value: Tensor) -> Tensor:
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+
+def save(context: RankContext, folder: str, side: str, count: int) -> list[float]:
+    comm = meet(context, folder)
+    ours = ranks.Ours(comm, ranks.make_transformer(ranks.SMALL), side, 2)
+    losses = _losses(ours, range(count))
+    torch.save(ours.zero.state_dict(), Path(folder) / f"state{context.rank}.pt")
+    if context.rank == 0:
+        torch.save(ours.model.state_dict(), Path(folder) / "weights.pt")
+    leave()
+    return losses
+
+
+def go_on(context: RankContext, folder: str, side: str, count: int) -> list[float]:
+    (Path(folder) / "again").mkdir(exist_ok=True)
+    comm = meet(context, f"{folder}/again")
+    model = ranks.make_transformer(ranks.SMALL)
+    model.load_state_dict(torch.load(Path(folder) / "weights.pt", weights_only=True))
+    ours = ranks.Ours(comm, model, side, 2)
+    files = sorted(Path(folder).glob("state*.pt"))
+    ours.zero.load_state_dict([torch.load(f, weights_only=True) for f in files])
+    losses = _losses(ours, range(count, STEPS))
+    leave()
+    return losses
+
+
+def _losses(ours: ranks.Ours, steps: range) -> list[float]:
+    found = []
+    for step in steps:
+        tokens = ranks.tokens_of(ranks.SMALL, step, GLOBAL_BATCH, 0).chunk(
+            dist.get_world_size()
+        )
+        loss = torch.tensor(ours.step(tokens[dist.get_rank()]), dtype=torch.float64)
+        found.append(float(mean(loss)))
+    return found
+
+
+def alone() -> list[float]:
+    one = ranks.Unsharded(ranks.make_transformer(ranks.SMALL))
+    return [
+        one.step(ranks.tokens_of(ranks.SMALL, s, GLOBAL_BATCH, 0)) for s in range(STEPS)
+    ]
+
+
 @pytest.mark.slow
 def test_losses_are_those_of_unsharded_adamw_and_of_torchs_two(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    right = ranks.alone()
+    right = alone()
     assert right[-1] < right[0] - 0.1
-    for losses in ran(cluster, ranks.parity, 2, SIDE, str(tmp_path)):
+    for losses in ran(cluster, parity, 2, str(tmp_path), SIDE):
         assert len(losses) == 6
         for name, found in losses.items():
             assert found == pytest.approx(right, abs=1e-10), name
 
 
 def test_saved_at_4_ranks_it_goes_on_at_3(cluster: Cluster, tmp_path: Path) -> None:
-    right, folder = ranks.alone(), str(tmp_path)
-    for losses in ran(cluster, ranks.save, 4, SIDE, folder, SAVED_AT):
+    right, folder = alone(), str(tmp_path)
+    for losses in ran(cluster, save, 4, folder, SIDE, SAVED_AT):
         assert losses == pytest.approx(right[:SAVED_AT], abs=1e-10)
-    for losses in ran(cluster, ranks.go_on, 3, SIDE, folder, SAVED_AT):
+    for losses in ran(cluster, go_on, 3, folder, SIDE, SAVED_AT):
         assert losses == pytest.approx(right[SAVED_AT:], abs=1e-10)
 
 
@@ -167,7 +243,7 @@ def test_the_one_process_steps_as_torchs_sgd_does_to_the_bit() -> None:
 def test_it_runs_in_the_simulated_cluster() -> None:
     run = simulate(simulated_steps, 3, 3, seed=1)
     assert run.outcome == "finished", run.explanation
-    right = ranks.alone()[:3]
+    right = alone()[:3]
     for losses in run.values:
         assert losses == pytest.approx(right, abs=1e-10)
 
@@ -176,7 +252,7 @@ def simulated_steps(context: Any, stage: int) -> list[float]:
     model, losses = ranks.make_transformer(ranks.SMALL), []
     ours = ranks.Ours(context.comm, model, SIDE, stage)
     for step in range(3):
-        tokens = ranks.tokens_of(ranks.SMALL, step, ranks.GLOBAL_BATCH, 0)
+        tokens = ranks.tokens_of(ranks.SMALL, step, GLOBAL_BATCH, 0)
         loss = torch.tensor(
             ours.step(tokens.chunk(3)[context.rank]), dtype=torch.float64
         )

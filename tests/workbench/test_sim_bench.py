@@ -11,10 +11,11 @@ import pytest
 from benchmarks import _sim_corpus as corpus
 from benchmarks import _sim_runs as runs
 from benchmarks import sim
-from benchmarks.corpus.corpus import CASES, TRANSPORTS, on_sim
-from benchmarks.corpus.judge import Row, verdict
+from benchmarks._bars import missed
 from distlab.cli.bench import bench
 from distlab.sim.plans import schedules
+from tests.corpora.programs.corpus import CASES, TRANSPORTS, on_sim
+from tests.corpora.programs.judge import Row, verdict
 
 
 def row(name: str, world_size: int, **changes: Any) -> Row:
@@ -87,7 +88,7 @@ def test_a_ring_is_held_to_its_limit_pair_by_pair(
     found = {line["name"]: line for line in sim.large_runs(1)}
     assert found["ratio_ring_1024_size_over_limit"]["value"] == 4.0
     assert found["ratio_ring_1024_torch_over_limit"]["value"] == 3.0
-    assert sim.missed({"results": [*found.values()], "corpus": []}) == [
+    assert missed([*found.values()]) == [
         "ratio_ring_1024_size_over_limit",
         "ratio_ring_1024_torch_over_limit",
     ]
@@ -137,11 +138,12 @@ def test_a_run_off_its_formula_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bar_that_is_missed_is_named(
     name: str, value: float | None, is_missed: bool
 ) -> None:
-    report = {"results": [sim.result(name, value, note="why")], "corpus": []}
-    assert sim.missed(report) == [name] * is_missed
-    (line,) = sim.text(report, with_programs=True)
-    assert ("MISSED" in line) == is_missed
-    assert ("null" in line and line.endswith("why")) == (value is None)
+    figure = sim.result(name, value, note="why")
+    assert missed([figure]) == [name] * is_missed
+    (line,) = sim.BENCH.text([figure])
+    assert line.endswith("MISSED") == is_missed
+    assert ("null" in line) == (value is None)
+    assert "why" in line
 
 
 def test_only_sim_has_a_corpus() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.corpus import hangs
-from benchmarks.corpus.case import cases_of
-from benchmarks.corpus.corpus import CASES as CORPUS
-from benchmarks.corpus.judge import verdict
 from distlab.runner import Cluster, Limits
 from distlab.runner.board import Board
 from distlab.sim import run as simulate
+from tests.corpora.programs import hangs
+from tests.corpora.programs.case import cases_of
+from tests.corpora.programs.corpus import CASES as CORPUS
+from tests.corpora.programs.judge import verdict
 
 CASES = [(case.program, case.world_size) for case in cases_of(hangs)]
 ALL = [(case.program, case.world_size) for case in CORPUS]

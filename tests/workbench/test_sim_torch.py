@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import buckets
+from benchmarks._bars import missed
 from distlab.runner import Cluster
 from distlab.sim import AlphaBeta, SimRun
 from distlab.sim import torch as sim_torch
@@ -285,11 +286,11 @@ def test_polling_ends_and_futures_follow_each_other() -> None:
 
 
 def test_the_bucket_benchmark_finds_overlap_and_notices_when_there_is_none() -> None:
-    points, parts = buckets.measure(4, (100, 0.5)), buckets.formula(4)
+    points, parts = buckets.points_of(4, (100, 0.5)), buckets.formula(4)
     results = buckets.results_of(4, points, parts)
-    assert buckets.missed(results) == []
-    assert points[1]["step_s"] < points[0]["step_s"]
+    assert missed(results) == []
+    assert points[1][1] < points[0][1]
     one_bucket = buckets.results_of(4, points[:1], parts)
-    assert buckets.missed(one_bucket) == ["no_overlap_over_optimum"]
+    assert missed(one_bucket) == ["no_overlap_over_optimum"]
     wrong = buckets.results_of(4, points, buckets.formula(5))
-    assert buckets.missed(wrong) == ["one_bucket_rel_err"]
+    assert missed(wrong) == ["one_bucket_rel_err"]

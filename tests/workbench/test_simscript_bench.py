@@ -10,14 +10,14 @@ import pytest
 from benchmarks import _simscript_net as cluster
 from benchmarks import simscript
 from benchmarks._bars import missed
-from benchmarks.scripts.transformer import SIZES
 from benchmarks.simscript import ROOT, Case
 from distlab.sim.torch.script import Script, run_script
+from tests.corpora.simscript.transformer import SIZES
 
 
 @pytest.mark.parametrize("ranks", [6])
 def test_a_step_takes_what_the_formula_says(ranks: int) -> None:
-    target = str(ROOT / "benchmarks" / "scripts" / "transformer.py")
+    target = str(ROOT / "tests" / "corpora" / "simscript" / "transformer.py")
     done = run_script(
         Script(target, ("tiny",)),
         ranks,
@@ -41,7 +41,8 @@ def test_what_misses_its_bar_or_does_not_repeat_is_named(
 ) -> None:
     runs = iter([run_of(9.0), run_of(4.0), run_of(26.0, 1.0), run_of(27.0, 1.1)])
     monkeypatch.setattr(simscript, "played", lambda case: next(runs))
-    lines = simscript.measure(simscript.CASES[:2])
+    monkeypatch.setattr(simscript, "CASES", simscript.CASES[:2])
+    lines = simscript.measure()
     values = {line["name"]: line["value"] for line in lines}
     assert values["ddp_256_s"] == 4.0
     assert values["fsdp2_256_step_s"] == 1.0

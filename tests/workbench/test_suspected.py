@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.monitor import reference_unit
 from distlab.cli import top
+from distlab.curriculum import load
 from distlab.monitor import StepRecord
 from distlab.monitor.jsonl import JsonLines, read_folder, write_autopsy
 from distlab.monitor.meter import StepMeter, checksum
@@ -26,7 +26,7 @@ from tests.workbench.course import Course
 from tests.workbench.golden import Golden
 from tests.workbench.naming import named
 
-UNIT = reference_unit()
+UNIT = load("monitoring", "reference")
 RECORD = StepRecord(
     rank=0,
     step=10,

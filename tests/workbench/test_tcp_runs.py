@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.corpus import hangs
-from benchmarks.corpus.judge import verdict
 from distlab.comm import PeerLost, TcpComm
 from distlab.comm.tcp.engine import Engine
 from distlab.comm.tcp.poll import Portable
 from distlab.runner import Cluster, Limits, Run
+from tests.corpora.programs import hangs
+from tests.corpora.programs.judge import verdict
 from tests.workbench.conformance import overlap
 from tests.workbench.conformance.meeting import ranks
 from tests.workbench.naming import named, numbers

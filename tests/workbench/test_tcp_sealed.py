@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks._bad_frames import KINDS, Attack
 from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import (
     NO_RANK,
@@ -31,6 +30,7 @@ from distlab.comm.tcp.sealed import (
     Opener,
     Sealer,
 )
+from tests.corpora.bad_frames import KINDS, Attack
 from tests.workbench.golden import Golden
 from tests.workbench.naming import named
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks._browser import PROGRAM, Browser, browser
 from distlab.runner import Run
 from distlab.sim import AlphaBeta, run
 from distlab.trace import page, to_html
+from tests.browser import PROGRAM, Browser, browser
 from tests.workbench.naming import named
 from tests.workbench.traces import event, ring, run_of, star, stuck_ring
 

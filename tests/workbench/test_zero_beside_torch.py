@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import _beside_zero as beside
-from benchmarks import _zero_models as models
-from benchmarks import _zero_trainings as trainings
 from distlab.curriculum import load
 from distlab.given.zero import FreedMemoryError
 from distlab.runner import Cluster
+from tests.corpora.beside_torch import zero as beside
+from tests.corpora.beside_torch import zero_models as models
+from tests.corpora.beside_torch import zero_trainings as trainings
 from tests.workbench.golden import Golden
 from tests.workbench.refusals import refusal
 
@@ -34,7 +34,7 @@ ONCE = [kind for name in beside.ONCE for kind in beside.kinds_of(name)]
 @pytest.fixture(scope="module", autouse=True)
 def warm(cluster: Cluster) -> None:
     """Before ranks are forked: what each would import by itself."""
-    cluster.warm("torch._dynamo", "benchmarks._beside_zero")
+    cluster.warm("torch._dynamo", "tests.corpora.beside_torch.zero")
 
 
 @pytest.mark.slow
