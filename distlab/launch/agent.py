@@ -39,7 +39,7 @@ from distlab.given.recovering import (
     exit_code_of,
 )
 from distlab.launch.elastic_decisions import Ask, ElasticForm, Say, Waits
-from distlab.launch.host import LOOK_S, NO_LOOK, Gone, Heard, Look, Looked
+from distlab.launch.host import LOOK_S, NO_LOOK, Heard, Look, Looked
 from distlab.launch.hosts import Hosts
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Terminal
@@ -49,6 +49,7 @@ from distlab.launch.report import (
     PREFIX,
     USAGE_ERROR,
     Failure,
+    Gone,
     gave_up,
     interrupted,
     recovered,
@@ -363,15 +364,10 @@ class Agent:
         return exited.code != 0 or has_joined_none
 
     def _note_failure(self, process: Process, exited: Gone) -> None:
-        self._failure = Failure(
+        self._failure = Failure.of(
+            exited,
             rank=-1 if process.rank is None else process.rank,
-            code=exited.code,
             generation=self._round.generation,
-            lines=exited.lines,
-            log=exited.log,
-            node=exited.node,
-            is_lost=exited.is_lost,
-            record=exited.record,
             ended_s=time.monotonic(),
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError
 from distlab.given.launching import Ended, Interrupted
 from distlab.launch.config import LaunchConfig
-from distlab.launch.host import LOOK_S, Gone, Heard, Host, Looked, as_words
+from distlab.launch.host import LOOK_S, Heard, Host, Looked, as_words
 from distlab.launch.hub import Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal, open_another
 from distlab.launch.nodes import ALIVE_S, Client, StaleError
 from distlab.launch.ranks import Meeting, Ranks
-from distlab.launch.report import NUM_LINES, PREFIX, interrupted
+from distlab.launch.report import PREFIX, Gone, interrupted
 
 UNREACHABLE = 1
 """The exit code of an agent that has lost node 0."""
@@ -118,8 +117,9 @@ class Follower:
         match event:
             case Ended(rank) if rank in self._killed:
                 self._killed.discard(rank)  # of the generation before
-            case Ended(rank, code):
-                self._tell_end(rank, code)
+            case Ended():
+                words = as_words(self._as_ranks.buried(event))
+                self._tell({**words, "generation": self._generation})
             case Interrupted(number):
                 return self._interrupt(number)
             case Joined(generation, nodes) if generation == self._generation:
@@ -211,20 +211,6 @@ class Follower:
 
     # ── this node says ──────────────────────────────────────────────────────────────
 
-    def _tell_end(self, rank: int, code: int) -> None:
-        self._as_ranks.buried(rank)
-        self._terminal.catch_up([rank])
-        words = {
-            "rank": rank,
-            "code": code,
-            "generation": self._generation,
-            "lines": self._logs[rank].last_lines(NUM_LINES) if code else [],
-            "log": self._logs[rank].where,
-            "record": self._logs[rank].record() if code else {},
-            "node": f"node {self._config.node} ({socket.gethostname()})",
-        }
-        self._tell(words)
-
     def _interrupt(self, number: int) -> int | None:
         self._stopped_by = self._stopped_by or number
         if self._inbox.num_interrupts > 1:
@@ -259,7 +245,7 @@ class Follower:
         while self._ranks.running and time.monotonic() < until:
             for event in self._inbox.take():
                 if isinstance(event, Ended):
-                    self._as_ranks.buried(event.rank)
+                    self._as_ranks.buried(event)
             self._wait(min(self._config.monitor_interval, 0.1))
         self._ranks.kill()
         self._terminal.hurry()

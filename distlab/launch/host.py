@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from distlab.launch.control import Words
 from distlab.launch.forked import Exited, Forked, Heard
 from distlab.launch.logs import Log, Terminal, open_another
 from distlab.launch.pages import Page
-from distlab.launch.ranks import Meeting, rank_variables
-from distlab.launch.report import NUM_LINES
+from distlab.launch.ranks import Meeting, node_name, rank_variables
+from distlab.launch.report import NUM_LINES, Gone
 
 LOOK_S = 0.1  # between two looks at the pages
 
@@ -51,19 +51,6 @@ class Looked:
     looks: Mapping[int, Look]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gone:
-    """Event: a process has ended; with what a report of a failure needs."""
-
-    number: int
-    code: int  # -s after signal s
-    lines: Sequence[str] = ()  # the last ones of its log
-    log: str = ""
-    node: str = ""  # where the log is, if elsewhere
-    record: Mapping[str, Any] = field(default_factory=dict)
-    is_lost: bool = False  # nothing is heard of its node
-
-
 @dataclass
 class _Process:
     page: Page
@@ -84,7 +71,6 @@ class Host:
         self._config, self._program = config, program
         self._logs, self._terminal = logs, terminal
         self._folder = Path(config.log_dir or ".")
-        self._node = f"node {config.node} ({socket.gethostname()})" * (config.node > 0)
         self._processes: dict[int, _Process] = {}
         self._forked: Forked | None = None
 
@@ -177,7 +163,7 @@ class Host:
         )
 
     def _gone(self, exited: Exited) -> Gone:
-        process = self._processes.pop(exited.number)
+        process, config = self._processes.pop(exited.number), self._config
         rank = process.rank
         self._terminal.catch_up([] if rank is None else [rank])
         log = process.log if rank is None else self._logs[rank]
@@ -186,7 +172,7 @@ class Host:
             code=exited.code,
             lines=log.last_lines(NUM_LINES),
             log=log.where,
-            node=self._node,
+            node=node_name(config),
             record=process.log.record(),
         )
         if rank is None:

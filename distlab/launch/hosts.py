@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distlab.launch.config import LaunchConfig
 from distlab.launch.control import Words
-from distlab.launch.host import Gone, Host, as_event
+from distlab.launch.host import Host, as_event
 from distlab.launch.nodes import NodeCame, NodeLost, Said
+from distlab.launch.report import Gone
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
 

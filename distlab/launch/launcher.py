@@ -91,35 +91,27 @@ class DistributedLauncher:
                 gives_back=not folder.is_kept,
             )
             stack.callback(_close, terminal, folder)
-            if config.stays:
-                host = Host(config, program, logs, terminal)
-                stack.callback(host.kill)
-                if store is None:
-                    return HostFollower(
-                        config,
-                        ranks=host,
-                        logs=logs,
-                        terminal=terminal,
-                        inbox=inbox,
-                        say=_say,
-                    ).run()
-                agent = _agent(config, host, store, stage, terminal, inbox)
-                return _with_farewell(agent, stage, host, inbox)
-            command = command_for(program, config.run_as)
-            monitored = None
+            monitored, hangs = None, None
             if config.monitor is not None:
                 own_name = self.config.run_id
                 monitored = Monitored(config, program[0], own_name)
                 stack.callback(monitored.close)
                 for line in monitored.lines:
                     _say(f"{PREFIX} figures: {line}\n")
-            hangs = Hangs(config) if config.explain_hangs else None
-            if hangs is not None:
+            if config.explain_hangs:
+                hangs = Hangs(config)
                 stack.callback(hangs.close)
-            ranks = Ranks(config, command, logs, inbox.queue, monitored, hangs)
+            shown = logs, terminal
+            ranks: Ranks | Host
+            if config.stays:
+                ranks = Host(config, program, *shown)
+            else:
+                command = command_for(program, config.run_as)
+                ranks = Ranks(config, command, *shown, inbox.queue, monitored, hangs)
             stack.callback(ranks.kill)
             if store is None:
-                return Follower(
+                follower = HostFollower if config.stays else Follower
+                return follower(
                     config,
                     ranks=ranks,
                     logs=logs,
@@ -127,19 +119,23 @@ class DistributedLauncher:
                     inbox=inbox,
                     say=_say,
                 ).run()
-            hub = Hub(
-                config,
-                decisions,
-                ranks=ranks,
-                logs=logs,
-                terminal=terminal,
-                inbox=inbox,
-                store=store,
-                stage=stage,
-                say=_say,
-                hangs=hangs,
-            )
-            return _with_farewell(hub, stage, ranks, inbox)
+            agent: Agent | Hub
+            if isinstance(ranks, Host):
+                agent = _agent(config, ranks, store, stage, terminal, inbox)
+            else:
+                agent = Hub(
+                    config,
+                    decisions,
+                    ranks=ranks,
+                    logs=logs,
+                    terminal=terminal,
+                    inbox=inbox,
+                    store=store,
+                    stage=stage,
+                    say=_say,
+                    hangs=hangs,
+                )
+            return _with_farewell(agent, stage, ranks, inbox)
 
 
 def launch_distributed_training(

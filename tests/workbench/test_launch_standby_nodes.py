@@ -21,9 +21,10 @@ from distlab.launch import LaunchConfig
 from distlab.launch.agent import TIMES
 from distlab.launch.elastic_decisions import RANKS
 from distlab.launch.forked import Heard
-from distlab.launch.host import Gone, Host, Look, Looked, as_event, as_words
+from distlab.launch.host import Host, Look, Looked, as_event, as_words
 from distlab.launch.hosts import Hosts, best_shift
 from distlab.launch.nodes import NodeCame, NodeLost, Said
+from distlab.launch.report import Gone
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
 from tests.workbench.course import ROOT
