@@ -29,7 +29,7 @@ from distlab.launch.logs import Log, Terminal
 from distlab.launch.monitored import Monitored
 from distlab.launch.records import ERROR_FILE
 from distlab.launch.report import NUM_LINES, Gone
-from distlab.runner.processes import descendants, end_sessions, is_stopped
+from distlab.processes.tree import descendants, end_sessions, is_stopped
 
 LOCAL_RANK_MACRO = "${local_rank}"  # torchrun replaces it in a script's arguments
 _RUN_PATH = """\
