@@ -1,9 +1,12 @@
-"""Keep copies of a run's state in memory: a rank's own, and a part of its neighbor's.
+"""Keep copies of a run's state in memory: a rank's own, and a part of another one's.
 
 After each step, every rank copies its state and sends the part that only it has to the
 next rank. So when a rank dies, each part of the newest step is still in some memory.
 
     rank 0   own ── 0 ──▶ rank 1   own ── 1 ──▶ rank 2   own ── 2 ──▶ rank 0
+
+On several nodes, a rank sends it `shift` ranks further, to a rank on another node. Then
+the same holds when a whole node dies.
 
 We keep two steps, because one rank may have copied a step that another one hasn't.
 """
@@ -42,7 +45,7 @@ NONE = Label(-1, -1)
 
 @dataclass
 class Slot:
-    """Holds the state of one step, and the own part of the rank before this one."""
+    """Holds the state of one step, and the own part of a rank before this one."""
 
     memory: Copies = field(default_factory=Copies)
     label: Label = NONE
@@ -51,7 +54,8 @@ class Slot:
     shared: dict[str, Tensor] = field(default_factory=dict)
     shared_meta: dict[str, JSON] = field(default_factory=dict)
     own: bytes = b""
-    theirs: bytes = b""  # empty: not received yet
+    theirs: bytes = b""  # of the rank `shift` before this one; empty: not received yet
+    shift: int = 1
 
 
 class Holdings:
@@ -88,9 +92,12 @@ class Holdings:
         return next((slot for slot in self._slots if slot.label == label), None)
 
     def report(self) -> list[list[int]]:
-        """List [step, generation, rank, size, has theirs] of each slot for peers."""
+        """List [step, generation, rank, size, shift] of each slot for peers.
+
+        The shift is 0 if the slot lacks the other rank's part.
+        """
         return [
-            [*slot.label, slot.rank, slot.size, int(bool(slot.theirs))]
+            [*slot.label, slot.rank, slot.size, slot.shift if slot.theirs else 0]
             for slot in self._slots
             if slot.label.step >= 0
         ]
@@ -122,14 +129,14 @@ def plan_of(
     """
     plans: dict[Label, CopyPlan] = {}
     for rank, report in enumerate(reports):
-        for step, generation, old_rank, size, has_theirs in report:
+        for step, generation, old_rank, size, shift in report:
             label = Label(step, generation)
             plan = plans.get(label) or CopyPlan(
                 label=label, size=size, source=rank, owns={}, complete=()
             )
             owns = {**plan.owns, old_rank: rank}  # its own goes before a copy
-            if has_theirs:
-                owns.setdefault((old_rank - 1) % size, rank)
+            if shift:
+                owns.setdefault((old_rank - shift) % size, rank)
             plans[label] = CopyPlan(
                 label=label,
                 size=size,

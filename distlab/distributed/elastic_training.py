@@ -263,7 +263,11 @@ class Elastic:
         shared, own = self._state()
         self._mark = mark_of({name: shared.get(name) for name in self.run.parts})
         slot = self._holds.copy(label, comm.rank, comm.world_size, shared, own)
-        slot.theirs = pass_on(comm, slot.own) if comm.world_size > 1 else b"alone"
+        slot.shift = self._group.shift
+        if comm.world_size > 1:
+            slot.theirs = pass_on(comm, slot.own, slot.shift)
+        else:
+            slot.theirs = b"alone"
 
     def _save(self) -> None:
         comm, tasks, disk = self._comm, unit("fault_tolerance"), self._disk

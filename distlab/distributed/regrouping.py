@@ -23,7 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from distlab.comm import Call, Comm, CommRefusedError, TorchComm, Work, Wrapper
 from distlab.comm._process_groups import make_gloo_group
-from distlab.distributed.environment import LOOPBACK
+from distlab.distributed.environment import LOOPBACK, own_host
 from distlab.launch.control import Go, Member
 from distlab.launch.pages import Page
 
@@ -46,6 +46,7 @@ class RegroupingComm(Wrapper):
         super().__init__(_alone())
         self.member, self.page = member, page
         self.generation = 0
+        self.shift = 1  # from a rank to the one that keeps a copy of its own state
         self._timeout_s = timeout_s
         self._store: Any = None
         member.on_regroup(self.abort)
@@ -61,26 +62,29 @@ class RegroupingComm(Wrapper):
         Raises:
             FormError: one of the members has ended.
         """
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        own = os.environ.get("DISTLAB_HOST") or own_host((host, port))
         if self._store is None:
-            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             limit = timedelta(seconds=FORM_S)
             self._store = TCPStore(
                 host, port, None, False, limit, wait_for_workers=False
             )
         store = PrefixStore(f"generation/{go.generation}", self._store)
         try:
-            group = make_gloo_group(store, go.rank, go.size, FORM_S)
+            group = make_gloo_group(store, go.rank, go.size, FORM_S, own)
         except RuntimeError as error:
             raise FormError(str(error)) from error
         # From now on a call may wait for a rank that computes for long.
         group._set_default_timeout(timedelta(seconds=self._timeout_s))
         comm = TorchComm(
-            group, store=store, local_rank=go.rank, timeout_s=self._timeout_s
+            group, store=store, local_rank=go.local_rank, timeout_s=self._timeout_s
         )
         self._inner, self.generation = cast(Comm, comm), go.generation
+        self.shift = go.shift
         os.environ |= {
             "RANK": str(go.rank),
-            "LOCAL_RANK": str(go.rank),
+            "LOCAL_RANK": str(go.local_rank),
+            "LOCAL_WORLD_SIZE": str(go.local_size),
             "WORLD_SIZE": str(go.size),
         }
 
@@ -143,10 +147,10 @@ def recv_bytes(comm: Comm, src: int) -> bytes:
     return data.numpy().tobytes()
 
 
-def pass_on(comm: Comm, data: bytes) -> bytes:
-    """Send bytes to the next rank, and return those of the previous one."""
+def pass_on(comm: Comm, data: bytes, shift: int = 1) -> bytes:
+    """Send bytes to the rank `shift` further on, and return those sent to this one."""
     rank, n = comm.rank, comm.world_size
-    after, before = (rank + 1) % n, (rank - 1) % n
+    after, before = (rank + shift) % n, (rank - shift) % n
     lengths = torch.tensor([len(data), 0])
     comm.sendrecv(lengths[:1], after, lengths[1:], before)
     received = torch.empty(int(lengths[1]), dtype=torch.uint8)

@@ -9,6 +9,9 @@ logs        rank_<r>.log, and the terminal; report: messages about failures
 streams     its own output; interrupts: Ctrl-C before there are ranks
 stores      the store at MASTER_PORT, kept by an agent, which isn't a rank
 nodes       how agents on several nodes meet through task 3.17
+hub         node 0's agent if all ranks restart; follower: that of every other node
+agent       node 0's agent under --standby and --elastic; host: a node's processes;
+            hosts: those of all nodes
 """
 
 from __future__ import annotations

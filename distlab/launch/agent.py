@@ -1,9 +1,10 @@
-"""Replace ranks that die while the others stay: the agent of --standby.
+"""Replace ranks that die while the others stay: the agent of --standby and --elastic.
 
     processes ── ready, joined, formed ──▶ agent ──▶ 4.6 detect ──▶ 4.7 Supervisor
     processes ◀── regroup, go, signals ─── agent ◀── Start, Signal, Form, Finish
 
-The agent keeps the store, the generation and the budget, and isn't a rank. It carries
+The agent keeps the store, the generation and the budget, and isn't a rank. On several
+nodes, only node 0 has one, and `hosts` takes its orders to the other nodes. It carries
 out a Form in two halves. First, the processes leave their group and join a round. Once
 all have joined, the agent tells them to go, and what each of them holds. That way, no
 process waits for one that has ended.
@@ -14,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,23 @@ from distlab.given.recovering import (
     exit_code_of,
 )
 from distlab.launch.elastic_decisions import Ask, ElasticForm, Say, Waits
-from distlab.launch.forked import Exited, Forked, Heard
+from distlab.launch.host import LOOK_S, NO_LOOK, Heard, Look, Looked
+from distlab.launch.hosts import Hosts
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log, Terminal
-from distlab.launch.pages import Page
+from distlab.launch.logs import Terminal
+from distlab.launch.nodes import NodeCame, NodeLost, Said
 from distlab.launch.records import write_error_file
 from distlab.launch.report import (
-    NUM_LINES,
     PREFIX,
     USAGE_ERROR,
     Failure,
+    Gone,
     gave_up,
     interrupted,
     recovered,
 )
-from distlab.launch.stores import Store
 
-LOOK_S = 0.1  # between two looks at the pages
+STALE_S = 1.0  # a look that is older says nothing about a process
 FORMING_S = 30.0  # from go to the last formed: longer, and a process hangs
 TIMES = "recoveries.jsonl"
 
@@ -67,8 +67,8 @@ Detect = Callable[[list[Report], float], Condition]
 class Process:
     """The agent's knowledge about a process."""
 
-    page: Page
-    log: Log
+    look: Look = NO_LOOK
+    look_s: float = 0.0  # when it came
     steps: list[Step] = field(default_factory=list)
     rank: int | None = None
     must_end: bool = False  # it was sent SIGTERM: its end is no failure
@@ -102,27 +102,24 @@ class Round:
 
 
 class Agent:
-    """Drives a Supervisor with the processes of this node."""
+    """Drives a Supervisor or a Membership with the processes of all nodes."""
 
     def __init__(
         self,
         *,
         on: On,
         detect: Detect,
-        resize: Callable[[], list[Any]],
-        processes: Forked,
-        logs: dict[int, Log],
+        resize: Callable[[int], list[Any]],
+        hosts: Hosts,
         folder: Path,
         forwarded: frozenset[int] = frozenset(),
         terminal: Terminal,
         inbox: Inbox,
-        store: Store,
         say: Callable[[str], None],
     ) -> None:
         self._on, self._detect, self._resize = on, detect, resize
-        self._forked, self._logs, self._folder = processes, logs, folder
-        self._terminal, self._inbox, self._store = terminal, inbox, store
-        self._say, self._forwarded = say, forwarded
+        self._hosts, self._folder, self._terminal = hosts, folder, terminal
+        self._inbox, self._say, self._forwarded = inbox, say, forwarded
         self._processes: dict[int, Process] = {}
         self._round = Round()
         self._num_rounds = 0
@@ -135,11 +132,11 @@ class Agent:
 
     def run(self) -> int:
         """Run until all processes have ended for good; return the exit code."""
-        self._store.begin()
-        self._forked.wait()
+        if not self._hosts.begin():
+            return self._finish_early()
         events: list[object] = [Begin()]
         while True:
-            for action in self._resize():
+            for action in self._resize(self._hosts.room):
                 self._do(action)
             for event in events:
                 for action in self._on(event, time.monotonic()):
@@ -153,31 +150,62 @@ class Agent:
     def _wait(self) -> list[object]:
         now_s = time.monotonic()
         limit_s = min(self._wake_at_s, self._look_at_s) - now_s
-        readable = self._inbox.wait_beside(self._forked.sockets, limit_s)
+        readable = self._inbox.wait_beside(self._hosts.sockets, limit_s)
         events: list[object] = []
-        for event in self._inbox.take():
-            events += self._interrupted(event)
-        for heard in self._forked.take(readable):
-            if isinstance(heard, Exited):
-                events += self._ended(heard)
-            else:
-                events += self._heard(heard)
+        for event in (*self._inbox.take(), *self._hosts.take(readable)):
+            events += self._happened(event)
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
+            for event in self._hosts.look():
+                events += self._happened(event)
             events += self._look(now_s)
         if now_s >= self._wake_at_s:
             self._wake_at_s = math.inf
             events.append(Tick())
         return events
 
-    def _interrupted(self, event: object) -> list[object]:
-        if isinstance(event, Interrupted):
-            self._stopped_by = self._stopped_by or event.signal
-            if self._inbox.num_interrupts > 1:  # impatient: no grace
-                for number in self._processes:
-                    self._forked.signal(number, signal.SIGKILL)
-        return [event]
+    def _happened(self, event: object) -> list[object]:
+        """Return the events for the Supervisor that follow from this one."""
+        match event:
+            case Said():
+                return self._happened(self._hosts.heard(event))
+            case Exception():
+                raise event
+            case Heard():
+                return self._heard(event)
+            case Looked(looks):
+                self._note_looks(looks)
+            case Gone():
+                return self._ended(event)
+            case NodeLost():
+                return self._lost(event)
+            case NodeCame(node) if self._hosts.came(event):
+                self._say(f"{PREFIX} node {node} takes part from now on\n")
+            case Interrupted(number):
+                self._interrupted(number)
+                return [event]
+        return []
+
+    def _note_looks(self, looks: Mapping[int, Look]) -> None:
+        for number in looks.keys() & self._processes.keys():
+            self._processes[number].look = looks[number]
+            self._processes[number].look_s = time.monotonic()
+
+    def _interrupted(self, number: int) -> None:
+        self._stopped_by = self._stopped_by or number
+        if self._inbox.num_interrupts > 1:  # impatient: no grace
+            for process in self._processes:
+                self._hosts.signal(process, signal.SIGKILL)
+
+    def _lost(self, event: NodeLost) -> list[object]:
+        gone = self._hosts.lost(event)
+        if gone:
+            text = f"node {event.node} is gone, and its processes with it"
+            self._say(f"{PREFIX} {text}\n")
+        # Those without a rank first, so that none of them takes that of another.
+        gone.sort(key=lambda one: self._processes[one.number].rank is not None)
+        return [event for one in gone for event in self._ended(one)]
 
     def _heard(self, heard: Heard) -> list[object]:
         words, number, group = heard.words, heard.number, self._round
@@ -196,22 +224,18 @@ class Agent:
             group.done.add(number)
             if group.is_over:
                 for member in group.members.values():
-                    self._forked.tell(member, over=group.number)
+                    self._hosts.tell(member, over=group.number)
         if "times" in words:
             self._note_times(words)
         return []
 
-    def _ended(self, exited: Exited) -> list[object]:
-        process = self._processes.pop(exited.number)
+    def _ended(self, exited: Gone) -> list[object]:
+        if exited.number not in self._processes:
+            return []
         events = self._note_steps()
-        self._terminal.catch_up([] if process.rank is None else [process.rank])
+        process = self._processes.pop(exited.number)
         if self._is_failure(process, exited):
             self._note_failure(process, exited)
-        if process.rank is None:
-            process.log.close()
-            with contextlib.suppress(OSError):
-                os.unlink(process.log.path)
-        process.page.close()
         if exited.code == USAGE_ERROR and process.rank is None and not process.must_end:
             # The next process would end in the same way.
             self._usage_error = USAGE_ERROR
@@ -236,7 +260,9 @@ class Agent:
         reports = []
         for rank, number in group.members.items():
             process = self._processes.get(number)
-            if process is not None and number not in group.done:
+            if process is None or now_s > process.look_s + STALE_S:
+                continue  # of a node that is silent we know nothing
+            if number not in group.done:
                 reports.append(_report(rank, process))
         frozen = self._detect(reports, now_s).frozen
         return [*events, *(Frozen(group.members[r], group.generation) for r in frozen)]
@@ -248,7 +274,7 @@ class Agent:
             process = self._processes.get(number)
             if process is None:
                 return []
-            step, step_s = process.page.step, process.page.step_s
+            step, step_s = process.look.step, process.look.step_s
             if step >= 0 and (not process.steps or step > process.steps[-1].number):
                 process.steps[:] = [*process.steps[1 - NEWEST :], Step(step, step_s)]
             newest.append(step)
@@ -262,7 +288,8 @@ class Agent:
     def _do(self, action: object) -> None:
         match action:
             case Start(number):
-                self._start(number)
+                self._processes[number] = Process()
+                self._hosts.start(number)
             case Signal(number, which):
                 self._signal(number, which)
             case Form(generation, members):
@@ -279,7 +306,7 @@ class Agent:
             case Ask(processes, now):
                 self._num_rounds += 1
                 for number in processes:
-                    self._forked.tell(number, regroup=self._num_rounds, now=now)
+                    self._hosts.tell(number, regroup=self._num_rounds, now=now)
             case Say(text):
                 self._say(f"{PREFIX} {text}\n")
             case WakeAt(at_s):
@@ -292,20 +319,13 @@ class Agent:
             self._processes[number].must_end = True
             if self._stopped_by in self._forwarded:
                 which = self._stopped_by
-        self._forked.signal(number, which)
-
-    def _start(self, number: int) -> None:
-        log = Log(number, self._folder, name=f"process_{number}.log")
-        page = Page.new()
-        self._processes[number] = Process(page, log)
-        error_file = str(log.error_file.absolute())
-        self._forked.start(number, log.descriptor, page.descriptor, error_file)
+        self._hosts.signal(number, which)
 
     def _form(self, group: Round) -> None:
         self._num_rounds += 1
         group.number, self._round = self._num_rounds, group
         for number in group.members.values():
-            self._forked.tell(number, regroup=group.number, now=True)
+            self._hosts.tell(number, regroup=group.number, now=True)
 
     def _go_if_all_joined(self) -> None:
         group = self._round
@@ -319,43 +339,35 @@ class Agent:
         group.has_gone, group.gone_s = True, time.monotonic()
         ranks = sorted(group.members)
         reports = [{"holds": group.joined[group.members[r]]["holds"]} for r in ranks]
+        places = self._hosts.places(group.members)
         for rank in ranks:
             number = group.members[rank]
-            process = self._processes[number]
-            if process.rank is None:
-                process.log.close()
-            if process.rank != rank:
-                self._logs[rank].begin(group.generation)
-                process.rank = rank
-            self._forked.tell(
+            self._processes[number].rank = rank
+            self._hosts.tell(
                 number,
                 go=group.number,
                 generation=group.generation,
                 rank=rank,
                 source=group.source,
                 reports=reports,
-                log=str(self._logs[rank].path.absolute()),
                 grad_accum_steps=group.grad_accum_steps,
+                **places[rank],
             )
 
     # ── what is said ────────────────────────────────────────────────────────────────
 
-    def _is_failure(self, process: Process, exited: Exited) -> bool:
+    def _is_failure(self, process: Process, exited: Gone) -> bool:
         if process.must_end or self._stopped_by:
             return False
         # A script that joins no group may end with 0 on all of its processes.
         has_joined_none = process.rank is None and self._failure is None
         return exited.code != 0 or has_joined_none
 
-    def _note_failure(self, process: Process, exited: Exited) -> None:
-        log = process.log if process.rank is None else self._logs[process.rank]
-        self._failure = Failure(
+    def _note_failure(self, process: Process, exited: Gone) -> None:
+        self._failure = Failure.of(
+            exited,
             rank=-1 if process.rank is None else process.rank,
-            code=exited.code,
             generation=self._round.generation,
-            lines=log.last_lines(NUM_LINES),
-            log=log.where,
-            record=process.log.record(),
             ended_s=time.monotonic(),
         )
 
@@ -394,7 +406,7 @@ class Agent:
     def _finish(self, code: int) -> int:
         if code:
             self._terminal.hurry()
-        self._terminal.catch_up(list(self._logs))
+        self._terminal.catch_up()
         text = ""
         if self._usage_error and not self._stopped_by:
             code = self._usage_error
@@ -406,15 +418,22 @@ class Agent:
                 write_error_file(self._failure.record, self._failure.what, code)
         if text:
             self._say(text)
+        self._hosts.finish(code, text)
         return code
+
+    def _finish_early(self) -> int:
+        """End before there are any processes, because of a signal."""
+        for event in self._inbox.take():
+            self._happened(event)
+        return self._finish(128 + (self._stopped_by or signal.SIGTERM))
 
 
 def _report(rank: int, process: Process) -> Report:
-    page = process.page
+    look = process.look
     return Report(
         rank=rank,
         steps=tuple(process.steps),
-        doing=page.doing,
-        since_s=page.since_s,
-        beat_s=page.beat_s,
+        doing=look.doing,
+        since_s=look.since_s,
+        beat_s=look.beat_s,
     )

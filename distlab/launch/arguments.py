@@ -63,11 +63,13 @@ start of each line. Messages from the launcher itself go to stderr.
                          by OTLP to the collector otlp[:[ADDRESS:]PORT]
   --role NAME            set ROLE_NAME for the ranks (default)
 
-  --standby K            keep K spare processes. When a rank dies, one of them takes its
-                         place, while the other ranks keep running and no step is lost.
+  --standby K            keep K spare processes on all nodes together. When a rank dies,
+                         one of them takes its place, while the other ranks keep running
+                         and no step is lost.
                          The script has to train with distlab.distributed.elastic, and
                          each process that we start later counts as a restart
-  --elastic MIN:MAX      start MAX ranks and continue with fewer when some of them die.
+  --elastic MIN:MAX      start MAX ranks on all nodes together, and continue with fewer
+                         when some of them die or a node other than node 0 is lost.
                          This is an alternative to --standby. For each rank that ends, a
                          new one joins if --max-restarts allows it. To change the number
                          of ranks while the job runs, write it to LOG_DIR/ranks

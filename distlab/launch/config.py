@@ -172,9 +172,16 @@ class LaunchConfig:
         """Return `node_rank`, which is 0 by default."""
         return self.node_rank or 0
 
+    @property
+    def num_on_node(self) -> int:
+        """Return how many ranks a node has, or at most under elastic."""
+        if self.elastic is None:
+            return self.nproc_per_node
+        return math.ceil(self.world_size / self.nnodes)
+
     def local_rank(self, rank: int) -> int:
         """Return the local rank of a rank on this node."""
-        return rank if self.stays else rank % self.nproc_per_node
+        return rank % self.num_on_node
 
     @property
     def meeting_port(self) -> int:
@@ -260,8 +267,11 @@ class LaunchConfig:
                     f"global_batch_size must be at least {most}, so that each of MAX "
                     "ranks gets a sample"
                 )
-        if self.nnodes > 1:
-            raise LaunchError(f"{name} works only on a single node, so drop --nnodes")
+        if self.may_shrink and self.elastic is None:
+            raise LaunchError(
+                "standby keeps the number of ranks, so nnodes must be one number, not "
+                f"{self.min_nodes}:{self.nnodes}"
+            )
         if self.backend != "gloo":
             raise LaunchError(
                 f"{name} works only with the backend gloo, not with {self.backend}"

@@ -64,6 +64,9 @@ class Go:
     rank: int
     reports: tuple[Words, ...]
     log: str  # the file of this rank
+    local_rank: int  # among the members on this process's node, local_size of them
+    local_size: int
+    shift: int  # from a rank to the one that keeps a copy of its own state
     source: int | None = None  # the rank whose state all take, if it is decided
     grad_accum_steps: int = 1
 
@@ -173,6 +176,9 @@ def _as_go(words: Words) -> Go:
         rank=words["rank"],
         reports=tuple(words["reports"]),
         log=words["log"],
+        local_rank=words["local_rank"],
+        local_size=words["local_size"],
+        shift=words["shift"],
         source=words["source"],
         grad_accum_steps=words["grad_accum_steps"],
     )

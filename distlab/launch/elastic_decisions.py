@@ -76,7 +76,7 @@ class ElasticDecisions(UnitDecisions):
         self._least, self._most = config.sizes
         self._membership = self._new_membership()
         self._generations_before = 0  # those of earlier Memberships
-        self._wanted = self._most
+        self._wanted = self._room = self._most
         self._num_started = self._num_restarts = 0
         self._alive: set[int] = set()
         self._ready: set[int] = set()  # of those alive, with no group yet
@@ -107,7 +107,7 @@ class ElasticDecisions(UnitDecisions):
             return []
         match event:
             case Begin():
-                return self._start(self._wanted)
+                return self._start(self._num_missing)
             case Ready(process):
                 self._ready.add(process)
                 return self._tell(given.Join(str(process), 0), now_s)
@@ -119,27 +119,41 @@ class ElasticDecisions(UnitDecisions):
                 return self._tell(event, now_s)
         return []
 
-    def resize(self) -> list[Any]:
-        """Return the actions for the size in the file LOG_DIR/ranks, if any."""
-        try:
-            wanted = int((Path(self._config.log_dir or ".") / RANKS).read_text())
-        except (OSError, ValueError):
+    def resize(self, room: int | None = None) -> list[Any]:
+        """Return the actions for the size in the file LOG_DIR/ranks, if any.
+
+        `room` is the number of processes that the nodes have room for. If a node has
+        come, it gets processes.
+        """
+        has_grown = room is not None and room > self._room
+        self._room = self._room if room is None else room
+        wanted = self._wanted_by_file()
+        if not self._num_started or self._is_stopping:
             return []
-        if not self._num_started or wanted == self._wanted:
-            return []
-        if not self._least <= wanted <= self._most:
-            return []
+        if wanted == self._wanted:
+            return self._start(self._num_missing) if has_grown else []
         before, self._wanted = self._wanted, wanted
         what = "1 rank is" if wanted == 1 else f"{wanted} ranks are"
         said = [Say(f"{what} wanted; before it was {before}")]
         if wanted > len(self._alive):
-            return [*said, *self._start(wanted - len(self._alive))]
+            return [*said, *self._start(self._num_missing)]
         rank_of = {process: rank for rank, process in self._members.items()}
         by_rank = sorted(self._alive, key=lambda p: rank_of.get(p, self._most + p))
         leaving = by_rank[wanted:]
         self._is_ended_by_us |= set(leaving)
         # No step is lost by it: the others have copies of what only these ranks have.
         return [*said, *(Signal(process, SIGKILL) for process in leaving)]
+
+    def _wanted_by_file(self) -> int:
+        try:
+            wanted = int((Path(self._config.log_dir or ".") / RANKS).read_text())
+        except (OSError, ValueError):
+            return self._wanted
+        return wanted if self._least <= wanted <= self._most else self._wanted
+
+    @property
+    def _num_missing(self) -> int:
+        return max(0, min(self._wanted, self._room) - len(self._alive))
 
     def _join(self, process: int, step: int) -> given.Join:
         is_member = process in self._members.values()
@@ -204,7 +218,7 @@ class ElasticDecisions(UnitDecisions):
 
     def _replace(self) -> list[Any]:
         left = self._config.max_restarts - self._num_restarts
-        num = max(0, min(self._wanted - len(self._alive), left))
+        num = max(0, min(self._num_missing, left))
         self._num_restarts += num
         return self._start(num)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -17,12 +16,13 @@ from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError
 from distlab.given.launching import Ended, Interrupted
 from distlab.launch.config import LaunchConfig
+from distlab.launch.host import LOOK_S, Heard, Host, Looked, as_words
 from distlab.launch.hub import Say
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log, Terminal
+from distlab.launch.logs import Log, Terminal, open_another
 from distlab.launch.nodes import ALIVE_S, Client, StaleError
 from distlab.launch.ranks import Meeting, Ranks
-from distlab.launch.report import NUM_LINES, PREFIX, interrupted
+from distlab.launch.report import PREFIX, Gone, interrupted
 
 UNREACHABLE = 1
 """The exit code of an agent that has lost node 0."""
@@ -66,7 +66,7 @@ class Follower:
         self,
         config: LaunchConfig,
         *,
-        ranks: Ranks,
+        ranks: Ranks | Host,
         logs: dict[int, Log],
         terminal: Terminal,
         inbox: Inbox,
@@ -99,10 +99,13 @@ class Follower:
                     code = self._look_at(event)
                     if code is not None:
                         return code
-                self._inbox.wait(self._config.monitor_interval)
+                self._wait(self._config.monitor_interval)
         finally:
             self._is_over.set()
             self._client.close()
+
+    def _wait(self, limit_s: float) -> None:
+        self._inbox.wait(limit_s)
 
     def _enter(self, generation: int) -> None:
         """Join a generation, and put node 0's messages into the inbox."""
@@ -114,8 +117,9 @@ class Follower:
         match event:
             case Ended(rank) if rank in self._killed:
                 self._killed.discard(rank)  # of the generation before
-            case Ended(rank, code):
-                self._tell_end(rank, code)
+            case Ended():
+                words = as_words(self._as_ranks.buried(event))
+                self._tell({**words, "generation": self._generation})
             case Interrupted(number):
                 return self._interrupt(number)
             case Joined(generation, nodes) if generation == self._generation:
@@ -137,17 +141,20 @@ class Follower:
     # ── node 0 says ─────────────────────────────────────────────────────────────────
 
     def _obey(self, words: dict[str, Any]) -> int | None:
+        config = self._config
         if "start" in words:
             meeting = Meeting(
-                address=self._config.master_addr,
+                address=config.master_addr,
                 port=words["port"],
                 generation=self._generation,
                 nodes=tuple(words["nodes"]),
             )
             for rank in words["start"]:
                 if rank not in self._logs:  # with fewer nodes other ranks are here
-                    self._logs[rank] = self._new_log(rank)
-                self._ranks.start(rank, meeting)
+                    is_split = config.output.is_split(config.local_rank(rank))
+                    folder = Path(config.log_dir or ".")
+                    open_another(self._logs, rank, folder, is_split=is_split)
+                self._as_ranks.start(rank, meeting)
         elif "signal" in words:
             self._ranks.signal(*words["signal"])
         elif "finish" in words:
@@ -156,23 +163,12 @@ class Follower:
                 self._terminal.hurry()
             self._terminal.catch_up(list(self._logs))
             self._say(words["text"])
-            self._try_to_say(f"bye/{self._config.node}", "")
+            self._try_to_say(f"bye/{config.node}", "")
             return int(words["finish"])
         return None
 
-    def _new_log(self, rank: int) -> Log:
-        one = next(iter(self._logs.values()))
-        is_split = self._config.output.is_split(self._config.local_rank(rank))
-        return Log(
-            rank,
-            Path(self._config.log_dir or "."),
-            is_new=False,
-            is_split=is_split,
-            is_kept=one.is_kept,
-        )
-
     def _listen(self, generation: int) -> None:
-        inbox, ask = self._inbox.queue, self._client.ask
+        inbox, ask = self._inbox, self._client.ask
         until = time.monotonic() + self._config.start_timeout
         try:
             self._client.claim(generation, until)
@@ -182,7 +178,7 @@ class Follower:
             alive.start()
             number = 0
             while True:
-                key = f"do/{self._config.node}/{number}"
+                key = f"do/{self._client.name}/{number}"
                 words = json.loads(str(ask("get", generation, key=key)))
                 inbox.put(Told(generation, words))
                 number += 1
@@ -199,30 +195,21 @@ class Follower:
         try:
             until = time.monotonic() + self._config.start_timeout
             nodes = self._client.join(generation, until)
-            self._inbox.queue.put(Joined(generation, nodes))
+            self._inbox.put(Joined(generation, nodes))
             while not self._is_over.wait(ALIVE_S):
                 until = time.monotonic() + self._config.node_timeout
                 self._client.ask("add", generation, key=key, amount=1, until=until)
         except StaleError:
             pass  # the other thread says so
         except _LOST as error:
-            self._inbox.queue.put(Unreachable(str(error)))
+            self._inbox.put(Unreachable(str(error)))
+
+    @property
+    def _as_ranks(self) -> Ranks:
+        assert isinstance(self._ranks, Ranks)
+        return self._ranks
 
     # ── this node says ──────────────────────────────────────────────────────────────
-
-    def _tell_end(self, rank: int, code: int) -> None:
-        self._ranks.buried(rank)
-        self._terminal.catch_up([rank])
-        words = {
-            "rank": rank,
-            "code": code,
-            "generation": self._generation,
-            "lines": self._logs[rank].last_lines(NUM_LINES) if code else [],
-            "log": self._logs[rank].where,
-            "record": self._logs[rank].record() if code else {},
-            "node": f"node {self._config.node} ({socket.gethostname()})",
-        }
-        self._tell(words)
 
     def _interrupt(self, number: int) -> int | None:
         self._stopped_by = self._stopped_by or number
@@ -235,7 +222,7 @@ class Follower:
         return None
 
     def _tell(self, words: dict[str, Any]) -> None:
-        key = f"said/{self._config.node}/{self._num_said}"
+        key = f"said/{self._client.name}/{self._num_said}"
         self._num_said += 1
         self._try_to_say(key, json.dumps(words))
 
@@ -246,7 +233,7 @@ class Follower:
         except StaleError:
             pass  # nobody wants to know any more
         except _LOST as error:
-            self._inbox.queue.put(Unreachable(str(error)))
+            self._inbox.put(Unreachable(str(error)))
 
     # ── without node 0 ──────────────────────────────────────────────────────────────
 
@@ -258,8 +245,8 @@ class Follower:
         while self._ranks.running and time.monotonic() < until:
             for event in self._inbox.take():
                 if isinstance(event, Ended):
-                    self._ranks.buried(event.rank)
-            self._inbox.wait(min(self._config.monitor_interval, 0.1))
+                    self._as_ranks.buried(event)
+            self._wait(min(self._config.monitor_interval, 0.1))
         self._ranks.kill()
         self._terminal.hurry()
         self._terminal.catch_up(list(self._logs))
@@ -281,3 +268,43 @@ class Follower:
         )
         self._say(interrupted(number, 128 + number))
         return 128 + number
+
+
+class HostFollower(Follower):
+    """Carries out node 0's decisions under --standby and --elastic."""
+
+    _look_at_s = 0.0
+
+    @property
+    def _host(self) -> Host:
+        assert isinstance(self._ranks, Host)
+        return self._ranks
+
+    def _wait(self, limit_s: float) -> None:
+        readable = self._inbox.wait_beside(self._host.sockets, min(limit_s, LOOK_S))
+        for event in self._host.take(readable):
+            self._inbox.queue.put(event)
+        if time.monotonic() >= self._look_at_s and self._host.running:
+            self._look_at_s = time.monotonic() + LOOK_S
+            self._inbox.queue.put(self._host.look())
+
+    def _look_at(self, event: object) -> int | None:
+        match event:
+            case Looked():
+                key = f"seen/{self._client.name}"
+                self._try_to_say(key, json.dumps(as_words(event)))
+            case Heard() | Gone():
+                self._tell(as_words(event))
+            case _:
+                return super()._look_at(event)
+        return None
+
+    def _obey(self, words: dict[str, Any]) -> int | None:
+        if "begin" in words:
+            self._is_member = True
+            self._host.begin(words["begin"])
+        elif "order" in words:
+            self._host.obey(words["order"], words["arguments"])
+        else:
+            return super()._obey(words)
+        return None

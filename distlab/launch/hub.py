@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
 from distlab.given.launching import (
@@ -23,6 +22,7 @@ from distlab.given.launching import (
 from distlab.launch.config import LaunchConfig
 from distlab.launch.decisions import LAUNCH, Decisions
 from distlab.launch.hangs import Hangs
+from distlab.launch.host import as_event
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal
 from distlab.launch.nodes import NodeLost, Said
@@ -31,6 +31,7 @@ from distlab.launch.records import timestamp, write_error_file
 from distlab.launch.report import (
     NUM_LINES,
     Failure,
+    Gone,
     apart,
     gave_up,
     going_on,
@@ -69,7 +70,6 @@ class Hub:
         self._ranks, self._logs, self._terminal = ranks, logs, terminal
         self._inbox, self._store, self._stage, self._say = inbox, store, stage, say
         self._alive: set[int] = set()  # of all nodes
-        self._lost_ranks: set[int] = set()  # those of a node that is gone
         self._generation = 0
         self._num_before = 0  # generations of launchers before this one
         self._failure: Failure | None = None
@@ -106,26 +106,22 @@ class Hub:
         """Let the launcher decide; return the exit code if the job has ended."""
         if isinstance(event, Exception):
             raise event
-        words: dict[str, Any] = {}
-        if isinstance(event, Said):
-            words = event.words
-            event = self._heard(words)
         if isinstance(event, NodeLost):
             return self._lost(event.node)
-        if isinstance(event, Ended):
-            if event.rank not in self._alive:  # of a node that was given up
+        if isinstance(event, Said):
+            if event.words.get("generation", self._generation) != self._generation:
                 return None
-            self._note_end(event, words)
+            event = as_event(event.words)
+        if isinstance(event, Ended):
+            event = self._ranks.buried(event)
+        if isinstance(event, Gone):
+            if event.number not in self._alive:  # of a node that was given up
+                return None
+            self._note_end(event)
+            event = Ended(event.number, event.code)
         if isinstance(event, Interrupted):
             self._note_interrupt(event.signal)
         return self._decide(event)  # type: ignore[arg-type]
-
-    def _heard(self, words: dict[str, Any]) -> Event | None:
-        if "interrupted" in words:
-            return Interrupted(words["interrupted"])
-        if words["generation"] != self._generation:
-            return None
-        return Ended(words["rank"], words["code"])
 
     def _lost(self, node: int) -> int | None:
         theirs = self._stage.ranks_of(node) if self._stage else range(0)
@@ -134,36 +130,25 @@ class Hub:
         self._say(f"[distlab] node {node} is gone, and its ranks with it\n")
         for rank in theirs:
             if rank in self._alive:
-                self._lost_ranks.add(rank)
-                code = self._look_at(Ended(rank, -signal.SIGKILL))
+                code = self._look_at(
+                    Gone(
+                        number=rank,
+                        code=-signal.SIGKILL,
+                        node=f"node {node}",
+                        is_lost=True,
+                    )
+                )
                 if code is not None:
                     return code
         return None
 
-    def _note_end(self, event: Ended, words: dict[str, Any]) -> None:
-        self._alive.discard(event.rank)
-        self._codes[event.rank] = event.code
-        lines, log, node = words.get("lines", []), words.get("log", ""), ""
-        record = words.get("record", {})
-        if event.rank in self._logs:
-            self._ranks.buried(event.rank)
-            self._terminal.catch_up([event.rank])
-            lines = self._logs[event.rank].last_lines(NUM_LINES)
-            log = self._logs[event.rank].where
-            record = self._logs[event.rank].record()
-        else:
-            node = words.get("node", f"node {self._node_of(event.rank)}")
+    def _note_end(self, gone: Gone) -> None:
+        self._alive.discard(gone.number)
+        self._codes[gone.number] = gone.code
         is_first = self._failure is None and not self._stopped_by
-        if event.code and is_first:
-            self._failure = Failure(
-                rank=event.rank,
-                code=event.code,
-                generation=self._generation,
-                lines=lines,
-                log=log,
-                node=node,
-                is_lost=event.rank in self._lost_ranks,
-                record=record,
+        if gone.code and is_first:
+            self._failure = Failure.of(
+                gone, rank=gone.number, generation=self._generation
             )
 
     def _note_interrupt(self, number: int) -> None:
@@ -244,7 +229,7 @@ class Hub:
         if stage.meet(self._generation):
             return self._resized(ranks, stage.members)
         for rank in ranks:
-            self._inbox.queue.put(Ended(rank, -signal.SIGTERM))
+            self._inbox.put(Gone(number=rank, code=-signal.SIGTERM))
         return []
 
     def _resized(self, ranks: list[int], nodes: Sequence[int]) -> list[int]:
@@ -270,7 +255,6 @@ class Hub:
         self._generation = generation
         self._failure, self._wake_at_s = None, math.inf
         self._codes.clear()
-        self._lost_ranks.clear()
 
     def _signal(self, rank: int, number: int) -> None:
         if rank in self._logs:
@@ -332,9 +316,6 @@ class Hub:
         """Return the number of ranks in this generation, on the present nodes."""
         num_nodes = len(self._stage.members) if self._stage else 1
         return num_nodes * self._config.nproc_per_node
-
-    def _node_of(self, rank: int) -> int:
-        return self._stage.node_of(rank) if self._stage else 0
 
     # ── when to look again ──────────────────────────────────────────────────────────
 

@@ -34,6 +34,11 @@ class Inbox:
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
 
+    def put(self, event: object) -> None:
+        """Add an event and end a wait, from any thread."""
+        self.queue.put(event)
+        self.wake()
+
     def take(self) -> list[object]:
         """Take everything from the queue, in the order in which it happened."""
         found = []
@@ -64,7 +69,7 @@ class Inbox:
 
     def wake(self) -> None:
         """End a wait, from any thread."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it is full, or closed
             os.write(self._wake, b"x")
 
     @contextlib.contextmanager
@@ -89,8 +94,9 @@ class Inbox:
 
     def close(self) -> None:
         """Close the pipe."""
+        wake, self._wake = self._wake, -1
         os.close(self._woken)
-        os.close(self._wake)
+        os.close(wake)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1

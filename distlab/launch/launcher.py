@@ -21,21 +21,16 @@ from distlab.launch.config import LaunchConfig, LaunchError, config_from
 from distlab.launch.decisions import LAUNCH, RENDEZVOUS, DecisionError, Decisions
 from distlab.launch.elastic_decisions import ElasticDecisions, forget_resize
 from distlab.launch.expectations import expect_program, expect_resources
-from distlab.launch.follower import Follower
-from distlab.launch.forked import Forked
+from distlab.launch.follower import Follower, HostFollower
 from distlab.launch.hangs import Hangs
+from distlab.launch.host import Host
+from distlab.launch.hosts import Hosts
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Folder, Log, Terminal, open_logs
 from distlab.launch.monitored import Monitored
 from distlab.launch.numbering import numbered
-from distlab.launch.ranks import (
-    Meeting,
-    Ranks,
-    command_for,
-    rank_variables,
-    with_own_name,
-)
+from distlab.launch.ranks import Ranks, command_for, with_own_name
 from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
@@ -96,23 +91,27 @@ class DistributedLauncher:
                 gives_back=not folder.is_kept,
             )
             stack.callback(_close, terminal, folder)
-            if store is not None and config.stays:
-                return _run_agent(config, program, store, logs, terminal, inbox, stack)
-            command = command_for(program, config.run_as)
-            monitored = None
+            monitored, hangs = None, None
             if config.monitor is not None:
                 own_name = self.config.run_id
                 monitored = Monitored(config, program[0], own_name)
                 stack.callback(monitored.close)
                 for line in monitored.lines:
                     _say(f"{PREFIX} figures: {line}\n")
-            hangs = Hangs(config) if config.explain_hangs else None
-            if hangs is not None:
+            if config.explain_hangs:
+                hangs = Hangs(config)
                 stack.callback(hangs.close)
-            ranks = Ranks(config, command, logs, inbox.queue, monitored, hangs)
+            shown = logs, terminal
+            ranks: Ranks | Host
+            if config.stays:
+                ranks = Host(config, program, *shown)
+            else:
+                command = command_for(program, config.run_as)
+                ranks = Ranks(config, command, *shown, inbox.queue, monitored, hangs)
             stack.callback(ranks.kill)
             if store is None:
-                return Follower(
+                follower = HostFollower if config.stays else Follower
+                return follower(
                     config,
                     ranks=ranks,
                     logs=logs,
@@ -120,19 +119,23 @@ class DistributedLauncher:
                     inbox=inbox,
                     say=_say,
                 ).run()
-            hub = Hub(
-                config,
-                decisions,
-                ranks=ranks,
-                logs=logs,
-                terminal=terminal,
-                inbox=inbox,
-                store=store,
-                stage=stage,
-                say=_say,
-                hangs=hangs,
-            )
-            return _with_farewell(hub, stage, ranks, inbox)
+            agent: Agent | Hub
+            if isinstance(ranks, Host):
+                agent = _agent(config, ranks, store, stage, terminal, inbox)
+            else:
+                agent = Hub(
+                    config,
+                    decisions,
+                    ranks=ranks,
+                    logs=logs,
+                    terminal=terminal,
+                    inbox=inbox,
+                    store=store,
+                    stage=stage,
+                    say=_say,
+                    hangs=hangs,
+                )
+            return _with_farewell(agent, stage, ranks, inbox)
 
 
 def launch_distributed_training(
@@ -150,24 +153,17 @@ def launch_distributed_training(
     return DistributedLauncher(config_from(config)).launch(script, *args)
 
 
-def _run_agent(
+def _agent(
     config: LaunchConfig,
-    program: Sequence[str],
+    host: Host,
     store: Store,
-    logs: dict[int, Log],
+    stage: Stage | None,
     terminal: Terminal,
     inbox: Inbox,
-    stack: contextlib.ExitStack,
-) -> int:
-    """Run ranks and standbys, which keep running when one of them dies."""
+) -> Agent:
+    """Make the agent of ranks that keep running when one of them dies."""
     folder = Path(config.log_dir or ".")
-    meeting = Meeting(address=config.master_addr, port=store.port, generation=1)
     forget_resize(folder)
-    environment = rank_variables(config, 0, meeting, os.environ)
-    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
-        environment.pop(name)
-    processes = Forked(program, environment, run_as=config.run_as)
-    stack.callback(processes.close)
     recovery = RecoveryDecisions(config)
     decisions = ElasticDecisions(config) if config.elastic else recovery
     own = [*decisions.own, *recovery.own]
@@ -176,16 +172,14 @@ def _run_agent(
     return Agent(
         on=decisions.on,
         detect=recovery.detect,
-        resize=getattr(decisions, "resize", list),
-        processes=processes,
-        logs=logs,
+        resize=getattr(decisions, "resize", lambda room: []),
+        hosts=Hosts(config, host, store, stage, _say),
         folder=folder,
         forwarded=config.forwarded,
         terminal=terminal,
         inbox=inbox,
-        store=store,
         say=_say,
-    ).run()
+    )
 
 
 def _open(
@@ -212,11 +206,10 @@ def _open(
 def _logs(
     config: LaunchConfig, folder: Folder, stack: contextlib.ExitStack
 ) -> dict[int, Log]:
-    num_here = config.world_size if config.stays else config.nproc_per_node
-    first = config.node * config.nproc_per_node
+    first = config.node * config.num_on_node
     logs = open_logs(
         folder,
-        range(first, first + num_here),
+        range(first, min(first + config.num_on_node, config.world_size)),
         lambda rank: config.output.is_split(config.local_rank(rank)),
     )
 
@@ -234,9 +227,11 @@ def _close(terminal: Terminal, folder: Folder) -> None:
         folder.is_kept = True
 
 
-def _with_farewell(hub: Hub, stage: Stage | None, ranks: Ranks, inbox: Inbox) -> int:
+def _with_farewell(
+    agent: Hub | Agent, stage: Stage | None, ranks: Ranks | Host, inbox: Inbox
+) -> int:
     try:
-        return hub.run()
+        return agent.run()
     except (LaunchError, DecisionError, RuntimeError) as error:
         # A service's mistake is told to whoever calls it, and in full to the inbox.
         found = [one for one in inbox.take() if isinstance(one, DecisionError)]

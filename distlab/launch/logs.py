@@ -299,7 +299,7 @@ class Terminal:
                 if self._gives_back:
                     stream.give_back()
             streams = [entry for entry in streams if not entry[1].is_read(entry[2])]
-        for log in self._logs.values():
+        for log in list(self._logs.values()):
             for stream in log.streams:
                 self._show_lines(log, stream, stream.progress(time.monotonic()))
         for rank in ended & self._logs.keys():
@@ -366,6 +366,14 @@ def open_logs(
             stack.callback(logs[rank].close)
         stack.pop_all()
     return logs
+
+
+def open_another(
+    logs: dict[int, Log], rank: int, folder: Path, *, is_split: bool = False
+) -> None:
+    """Add the log of a rank that was on another node, or will be from now on."""
+    is_kept = all(log.is_kept for log in logs.values())
+    logs[rank] = Log(rank, folder, is_new=False, is_split=is_split, is_kept=is_kept)
 
 
 @contextlib.contextmanager

@@ -10,9 +10,13 @@ restart.
     claim/<k>       compare_set by node k: two agents cannot be the same node
     join            answered once all agents are there
     members         instead of it where fewer may go on: node 0 says who is there
-    do/<k>/<i>      node 0 tells node k: start, signal, finish
-    said/<k>/<i>    node k tells node 0: a rank has ended, or the agent got a signal
+    do/<n>/<i>      node 0 tells the agent named n: start, signal, finish
+    said/<n>/<i>    it tells node 0: a rank has ended, or the agent got a signal
+    seen/<n>        what its processes do now, under --standby and --elastic
     alive/<k>       add, again and again: a node that is cut off says nothing more
+
+Each agent invents its own name. Under --standby and --elastic, where a generation of
+the ranks isn't one of the rendezvous, a node can therefore be lost and come back.
 
 Limits: only a secret keeps others out, so set the same DISTLAB_SECRET on all nodes.
 torch's own store, which the ranks use, has no secret.
@@ -29,7 +33,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from queue import SimpleQueue
 from typing import Any
 
 from distlab.comm.services import Handle, PeerGone
@@ -38,6 +41,7 @@ from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import NO_RANK, Identity, StrangerError
 from distlab.comm.tcp.server import Server
 from distlab.launch.config import LaunchConfig, LaunchError
+from distlab.launch.inbox import Inbox
 
 ALIVE_S = 1.0  # between two signs of life
 _NAME = "agents"
@@ -53,6 +57,13 @@ class StaleError(Exception):
 @dataclass(frozen=True)
 class NodeLost:
     """The agent of this node has ended, or we don't hear from it any more."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class NodeCame:
+    """The agent of this node has claimed its number."""
 
     node: int
 
@@ -81,7 +92,7 @@ class Client:
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
-        self._name = secrets.token_hex(8)
+        self.name = secrets.token_hex(8)
         self._caller = self._new_caller()
         self._num_claims = 0
 
@@ -146,10 +157,8 @@ class Client:
                     f"{self._config.node}, but {theirs} on node 0"
                 )
         key = f"claim/{self._config.node}"
-        has = self.ask(
-            "compare_set", generation, key=key, value=self._name, until=until
-        )
-        if has != self._name:
+        has = self.ask("compare_set", generation, key=key, value=self.name, until=until)
+        if has != self.name:
             raise LaunchError(
                 f"node_rank is {self._config.node} here and on another node: each "
                 "node needs its own"
@@ -157,10 +166,10 @@ class Client:
 
     def join(self, generation: int, until: float) -> Sequence[int]:
         """Wait until this generation has its nodes, and return them."""
-        if self._config.may_shrink:
+        if self._config.may_shrink or self._config.stays:
             members = self.ask("get", generation, key="members", until=until)
             return [int(node) for node in json.loads(str(members))]
-        self.ask("join", generation, key=self._name, until=until)
+        self.ask("join", generation, key=self.name, until=until)
         return range(self._config.nnodes)
 
     def ask(
@@ -202,10 +211,11 @@ class Hall:
         config: LaunchConfig,
         listener: socket.socket,
         rendezvous: Handle,
-        inbox: SimpleQueue[object],
+        inbox: Inbox,
     ) -> None:
         self._rendezvous, self._inbox = rendezvous, inbox
-        self._timeout_s = config.node_timeout
+        self._timeout_s, self._stays = config.node_timeout, config.stays
+        self.names: dict[int, str] = {}  # of the agents, by node
         self._nodes: dict[int, int] = {}  # by the number of the caller
         self.heard_s: dict[int, float] = {}  # the last word of each node
         self._claimed: dict[int, set[int]] = {}  # by generation
@@ -230,6 +240,12 @@ class Hall:
         if is_claim and reply and json.loads(reply).get("reply") == request["value"]:
             self._nodes[peer] = int(node)  # and no other agent's
             self._claimed.setdefault(request["generation"], set()).add(int(node))
+            self.names[int(node)] = request["value"]
+            if self._stays:
+                self._inbox.put(NodeCame(int(node)))
+        if kind == "seen" and peer in self._nodes:
+            words = json.loads(request["value"])
+            self._inbox.put(Said(self._nodes[peer], words))
         if peer in self._nodes:
             self.heard_s[self._nodes[peer]] = time.monotonic()
         return reply
@@ -242,6 +258,13 @@ class Hall:
             self._seated_s.pop(node, None)
             self._inbox.put(NodeLost(node))
         return []
+
+    def forget(self, node: int) -> None:
+        """Hear nothing more from a node that was given up."""
+        for peer in [peer for peer, one in self._nodes.items() if one == node]:
+            self._nodes.pop(peer, None)
+        self.names.pop(node, None)
+        self.heard_s.pop(node, None)
 
     def _seat(self) -> bytes:
         now_s = time.monotonic()
@@ -276,5 +299,5 @@ class Hall:
 
 def agreed(config: LaunchConfig) -> str:
     """Return the settings on which all agents must agree, as the value of `config`."""
-    names = ("nnodes", "min_nodes", "nproc_per_node", "backend")
+    names = ("nnodes", "min_nodes", "nproc_per_node", "backend", "standby", "elastic")
     return json.dumps({name: asdict(config)[name] for name in names})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,9 +25,10 @@ from distlab.launch import boot
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.hangs import Hangs
 from distlab.launch.interfaces import interface_to
-from distlab.launch.logs import Log
+from distlab.launch.logs import Log, Terminal
 from distlab.launch.monitored import Monitored
 from distlab.launch.records import ERROR_FILE
+from distlab.launch.report import NUM_LINES, Gone
 from distlab.processes.tree import descendants, end_sessions, is_stopped
 
 LOCAL_RANK_MACRO = "${local_rank}"  # torchrun replaces it in a script's arguments
@@ -56,13 +58,14 @@ class Ranks:
         config: LaunchConfig,
         command: Sequence[str],
         logs: Mapping[int, Log],
+        terminal: Terminal,
         inbox: SimpleQueue[object],
         monitored: Monitored | None = None,
         hangs: Hangs | None = None,
     ) -> None:
         self._monitored, self._hangs = monitored, hangs
         self._config, self._command = config, list(command)
-        self._logs, self._inbox = logs, inbox
+        self._logs, self._terminal, self._inbox = logs, terminal, inbox
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._sessions: set[int] = set()
 
@@ -110,11 +113,21 @@ class Ranks:
             if number != signal.SIGKILL and is_stopped(process.pid):
                 process.send_signal(signal.SIGCONT)
 
-    def buried(self, rank: int) -> None:
-        """End whatever this rank has left, after the agent has noticed its end."""
+    def buried(self, ended: Ended) -> Gone:
+        """End whatever this rank has left, and show and return its last lines."""
+        rank, code, log = ended.rank, ended.code, self._logs[ended.rank]
         process = self._running.pop(rank, None)
         if process is not None and sys.platform.startswith("linux"):
             end_sessions({process.pid})
+        self._terminal.catch_up([rank])
+        return Gone(
+            number=rank,
+            code=code,
+            lines=log.last_lines(NUM_LINES) if code else (),
+            log=log.where,
+            node=node_name(self._config),
+            record=log.record() if code else {},
+        )
 
     @property
     def running(self) -> list[int]:
@@ -195,6 +208,11 @@ def rank_variables(
         defaults["GLOO_SOCKET_IFNAME"] = interface
     texts = {name: str(value) for name, value in own.items()}
     return defaults | dict(inherited) | texts
+
+
+def node_name(config: LaunchConfig) -> str:
+    """Return how reports call this node, which is empty for node 0."""
+    return f"node {config.node} ({socket.gethostname()})" if config.node else ""
 
 
 def job_name(config: LaunchConfig, inherited: Mapping[str, str]) -> str:

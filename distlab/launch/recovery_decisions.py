@@ -13,6 +13,7 @@ from distlab.launch.decisions import UnitDecisions
 
 UNIT = "recovery"
 DETECT, SUPERVISE = f"{UNIT}.detect", f"{UNIT}.supervise"
+FAILURES = 5  # in a row; a node that is lost counts once for each of its ranks
 PATIENCE = 10.0  # usual steps, as in 4.6
 
 
@@ -22,12 +23,14 @@ class RecoveryDecisions(UnitDecisions):
     def __init__(self, config: LaunchConfig) -> None:
         super().__init__(UNIT, SUPERVISE)
         self._config = config
+        num_at_once = config.nproc_per_node if config.nnodes > 1 else 1
         self._supervisor = self._guarded(
             SUPERVISE,
             lambda: self.module.Supervisor(
                 config.world_size,
                 config.standby or 0,
                 max_restarts=config.max_restarts,
+                max_failures=FAILURES * num_at_once,
                 grace_s=config.grace_period,
             ),
         )

@@ -18,6 +18,19 @@ PREFIX = "[distlab]"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gone:
+    """Event: a process has ended; with everything that a report of it needs."""
+
+    number: int  # its rank, or its own number under --standby and --elastic
+    code: int  # -s after signal s
+    lines: Sequence[str] = ()  # the last ones of its log
+    log: str = ""
+    node: str = ""  # where the log is, if not on node 0
+    is_lost: bool = False  # node 0 has lost the whole node
+    record: Mapping[str, Any] = field(default_factory=dict)  # as in Failure
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """The first rank of a generation that ended with a code other than 0."""
 
@@ -31,6 +44,23 @@ class Failure:
     ended_s: float = 0.0  # when the agent heard of it
     record: Mapping[str, Any] = field(default_factory=dict)
     """The record that torch's @record has written about the exception."""
+
+    @classmethod
+    def of(
+        cls, gone: Gone, *, rank: int, generation: int, ended_s: float = 0.0
+    ) -> Failure:
+        """Return the failure of a rank whose process is gone."""
+        return cls(
+            rank=rank,
+            code=gone.code,
+            generation=generation,
+            lines=gone.lines,
+            log=gone.log,
+            node=gone.node,
+            is_lost=gone.is_lost,
+            ended_s=ended_s,
+            record=gone.record,
+        )
 
     @property
     def is_usage_error(self) -> bool:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distlab.comm.services import Handle
 from distlab.comm.tcp.caller import GoneError
@@ -41,7 +41,7 @@ class Stage:
         """
         self._config, self._inbox = config, inbox
         listener = listener or listen(config.listens_on, config.meeting_port)
-        self._hall = Hall(config, listener, rendezvous, inbox.queue)
+        self._hall = Hall(config, listener, rendezvous, inbox)
         self._client = Client(config)
         self._generation = 0
         self._num_told: dict[int, int] = {}
@@ -65,31 +65,44 @@ class Stage:
             LaunchError: not all of them, or too few, arrived within start_timeout.
         """
         self._generation = generation
-        self._num_told = dict.fromkeys(range(self._config.nnodes), 0)
+        self._num_told.clear()
         until = time.monotonic() + self._config.start_timeout
         self._ask("set", key="config", value=agreed(self._config), until=until)
         self._client.claim(generation, until)
-        if self._config.may_shrink and not self._gather(until):
+        may_differ = self._config.may_shrink or self._config.stays
+        if may_differ and not self._gather(until):
             return False
         if not self._all_join(until):
             return False
         for node in self._others:
-            self._hall.heard_s[node] = time.monotonic()
-            threading.Thread(
-                target=self._listen, args=(node, generation), daemon=True
-            ).start()
+            self.welcome(node)
         return True
+
+    def welcome(self, node: int) -> None:
+        """Listen to a node that has claimed its number in this generation."""
+        self._num_told[node] = 0
+        self._hall.heard_s[node] = time.monotonic()
+        arguments = (node, self._hall.names[node], self._generation)
+        threading.Thread(target=self._listen, args=arguments, daemon=True).start()
+
+    def dismiss(self, node: int) -> None:
+        """Give a node up, so that another agent can claim its number."""
+        text = f"{PREFIX} node 0 has given node {node} up; exit code 1\n"
+        self.order(node, {"finish": 1, "text": text})
+        self._hall.forget(node)
+        with contextlib.suppress(StaleError, GoneError, OSError, RuntimeError):
+            self._ask("set", key=f"claim/{node}", value="")
 
     def start(self, ranks: Sequence[int], meeting: Meeting) -> None:
         """Tell the nodes to start these ranks."""
         common = {"port": meeting.port, "nodes": list(self.members)}
         for node in self._others:
             theirs = [rank for rank in ranks if self.node_of(rank) == node]
-            self._tell(node, {"start": theirs, **common})
+            self.order(node, {"start": theirs, **common})
 
     def signal(self, rank: int, number: int) -> None:
         """Tell a rank's node to send the rank a signal."""
-        self._tell(self.node_of(rank), {"signal": [rank, number]})
+        self.order(self.node_of(rank), {"signal": [rank, number]})
 
     def finish(self, code: int, text: str) -> None:
         """Tell all agents that the job is over, and wait for them briefly."""
@@ -97,7 +110,7 @@ class Stage:
         # Those too that came late, and wait for the next generation.
         others = {*self._others, *self._hall.claimed(self._generation)} - {0}
         for node in sorted(others):
-            self._tell(node, {"finish": code, "text": text})
+            self.order(node, {"finish": code, "text": text})
         with contextlib.suppress(GoneError, OSError, StaleError, RuntimeError):
             keys = [f"bye/{node}" for node in others if self._is_here(node)]
             self._ask("wait", keys=keys, until=until)
@@ -135,7 +148,7 @@ class Stage:
         last_call = time.monotonic() + config.last_call
         while True:
             here, now = self._hall.claimed(self._generation), time.monotonic()
-            is_enough = len(here) >= (config.min_nodes or 1)
+            is_enough = len(here) >= (config.min_nodes or config.nnodes)
             if len(here) == config.nnodes or (is_enough and now >= last_call):
                 break
             if now >= until:
@@ -167,21 +180,26 @@ class Stage:
             self._client.join(self._generation, until)
             self._has_met = True
 
-    def _listen(self, node: int, generation: int) -> None:
+    def _listen(self, node: int, name: str, generation: int) -> None:
         """Receive the messages of a node until there is a newer generation."""
         number = 0
         with contextlib.suppress(
             StaleError, GoneError, OSError, FrameError, RuntimeError
         ):
             while True:
-                key = f"said/{node}/{number}"
+                key = f"said/{name}/{number}"
                 words = json.loads(str(self._client.ask("get", generation, key=key)))
-                self._inbox.queue.put(Said(node, words))
+                if self._hall.names.get(node) != name:
+                    return
+                self._inbox.put(Said(node, words))
                 number += 1
 
-    def _tell(self, node: int, words: dict[str, object]) -> None:
-        key = f"do/{node}/{self._num_told[node]}"
-        self._num_told[node] += 1
+    def order(self, node: int, words: Mapping[str, object]) -> None:
+        """Send an order to a node."""
+        if node not in self._hall.names:  # given up
+            return
+        key = f"do/{self._hall.names[node]}/{self._num_told.get(node, 0)}"
+        self._num_told[node] = self._num_told.get(node, 0) + 1
         # What task 3.17 raises is in the inbox: see Hall.
         with contextlib.suppress(StaleError, GoneError, OSError, RuntimeError):
             self._ask("set", key=key, value=json.dumps(words))

@@ -1,6 +1,7 @@
 """A training for --elastic: each rank writes down which samples it trained on.
 
-One epoch of 1,440 samples in global batches of 12: sample i is in step i // 12.
+One epoch of 1,440 samples, unless there are more steps, in global batches of 12: sample
+i is in step i // 12.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import distlab.distributed as dist
 NUM_STEPS, GLOBAL_BATCH = 120, 12
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, num_steps: int = NUM_STEPS) -> None:
     torch.set_num_threads(1)
     dist.init_process_group()
     model = dist.DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     training = dist.elastic({"model": model, "optimizer": optimizer})
     with open(folder / f"ids.{os.getpid()}", "w", buffering=1) as file:
-        for step in training.steps(NUM_STEPS):
+        for step in training.steps(num_steps):
             with step:
                 rank, size = dist.get_rank(), dist.get_world_size()
                 first = step.index * GLOBAL_BATCH
@@ -42,4 +43,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

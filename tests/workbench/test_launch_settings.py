@@ -65,7 +65,7 @@ def test_what_is_said_of_settings_that_cannot_be(golden: Golden) -> None:
         {"master_port": 70000},
         {"backend": "mpi"},
         {"nnodes": 2, "min_nodes": 3, "node_rank": 0},
-        {"standby": 1, "nnodes": 2, "node_rank": 0},
+        {"standby": 1, "nnodes": 2, "min_nodes": 1, "node_rank": 0},
         {"standby": 1, "backend": "tcp"},
         {"elastic": "3:2"},
         {"elastic": "1:2", "standby": 1},

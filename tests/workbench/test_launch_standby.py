@@ -79,6 +79,14 @@ def test_a_rank_that_died_with_its_peer_is_named() -> None:
     assert plan.lost == (1,)
 
 
+def test_copies_on_another_node_survive_the_loss_of_a_node() -> None:
+    """Ranks 0 and 1 are on one node; ranks 2 and 3, on the other, are lost."""
+    reports = [[[7, 1, rank, 4, 2]] for rank in (0, 1)]
+    plan = plan_of([*reports, [], []])
+    assert plan is not None
+    assert (plan.owns, plan.lost) == ({0: 0, 1: 1, 2: 0, 3: 1}, ())
+
+
 def test_a_process_without_a_state_is_no_source_and_two_of_them_hold_none() -> None:
     plan = plan_of([[], held((7, 1), (7, 2), rank=1, size=2)])
     assert plan is not None
@@ -111,7 +119,10 @@ def test_copies_do_not_change_with_the_training_and_two_steps_are_kept() -> None
     ("settings", "said"),
     [
         ({"standby": -1}, r"^standby\b.*-1\b"),
-        ({"standby": 1, "nnodes": 2, "node_rank": 0}, "^standby .*--nnodes"),
+        (
+            {"standby": 1, "nnodes": 2, "min_nodes": 1, "node_rank": 0},
+            "^standby .*nnodes.*1:2",
+        ),
         ({"standby": 1, "backend": "tcp"}, "^standby .*gloo.*tcp$"),
         ({"elastic": "4"}, "^elastic .*'4'.*MIN:MAX"),
         ({"elastic": "3:2"}, "'3:2'.*MIN:MAX"),
@@ -171,6 +182,7 @@ def test_a_process_joins_the_newest_round_only() -> None:
         member = control.Member(theirs)
         group = {"generation": 1, "rank": 0, "reports": [{"holds": []}], "log": "x"}
         group |= {"source": None, "grad_accum_steps": 1}
+        group |= {"local_rank": 0, "local_size": 1, "shift": 1}
         for words in ({"regroup": 1}, {"regroup": 2}, {"go": 1, **group}):
             control.send(ours, words)
         while not member.must_regroup or member._regroup["regroup"] < 2:
@@ -280,9 +292,13 @@ def test_the_size_is_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / RANKS).write_text("2")
     said = Say("2 ranks are wanted; before it was 1")
     assert decisions.resize() == [said, Start(3)]
+    # A node of two ranks is lost with the room for them, and another one comes.
+    assert decisions.resize(1) == []
+    assert not any(isinstance(a, Start) for a in decisions.on(Ended(3, -9), 2.5))
+    assert decisions.resize(3) == [Start(4)]  # two are wanted
     decisions.on(Interrupted(15), 3.0)
     decisions.on(Ended(0, 143), 3.1)
-    assert decisions.on(Ended(3, 143), 3.1) == [Finish(143)]
+    assert decisions.on(Ended(4, 143), 3.1) == [Finish(143)]
 
 
 # ── real processes ──────────────────────────────────────────────────────────────────
