@@ -29,12 +29,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._bars import Bench, Line, Report
-from distlab.chaos.namespaces import (
-    NamespaceError,
-    must,
-    two_nodes,
-    within,
-)
+from distlab.chaos.namespaces import NamespaceError, must, two_nodes, within
 
 ROOT = Path(__file__).parents[1]
 BENCH = Bench("nodes", __doc__)
@@ -90,7 +85,9 @@ def enter() -> Report:
         raise NamespaceError(f"unshare --user --net: {tried.stderr.strip()}")
     own = [sys.executable, "-m", "benchmarks.nodes", "--inside", "--json"]
     new += ["--fork", "--kill-child", *own]
-    done = subprocess.run(new, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(new, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
     report: Report = json.loads(done.stdout)
     return report
 

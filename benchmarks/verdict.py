@@ -6,7 +6,8 @@ save to the line with the verdict is taken, 40 times. The peer runs the scenario
 task at the same world sizes through torch.multiprocessing.spawn, pair by pair. Then
 each phase is checked from nothing, with `distlab check --phase`.
 
-Seconds differ by 2.5 between machines, so they are shown and have no bar.
+Seconds differ by 2.5 between machines, so they are shown and have no bar; the ratio of
+the peer to ours has one.
 
     distlab bench verdict [--json]
 """
@@ -37,7 +38,7 @@ COURSE = (
     "solutions",
     *(phase.folder for phase in load_curriculum(ROOT).phases),
 )
-BENCH = Bench("verdict", __doc__)
+BENCH = Bench("verdict", __doc__, at_least={"ratio_spawn_over_warm": 50})
 
 
 class Watcher:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from distlab.comm import Comm
 from distlab.curriculum import load
 from distlab.runner import Cluster, Limits, RankContext
+from tests.corpora.beside_torch.ddp import Case
 from tests.corpora.beside_torch.zero_models import WIDTH
 from tests.corpora.beside_torch.zero_trainings import EACH, ONCE, Training
 
@@ -33,14 +34,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adagrad": partial(torch.optim.Adagrad, lr=0.05, lr_decay=0.01),
 }
 Kind = tuple[str, str, int]  # a training, an optimizer, a stage
-
-
-class Case(NamedTuple):
-    """One line of the table: `largest(cluster)` is the largest difference to torch."""
-
-    name: str
-    num_ranks: int
-    largest: Callable[[Cluster], float]
 
 
 # ── in the ranks ────────────────────────────────────────────────────────────────────
