@@ -101,7 +101,7 @@ def _status(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> tuple[str,
     num_starts = len(generations(run.lines))
     if cell.goes_on and num_starts > 1:
         return STOPPED, f"{num_starts} starts of all ranks"
-    if not cell.goes_on and (num_starts == 1 or cell.fault.refuses):
+    if not cell.goes_on and (num_starts == 1 or cell.refuses):
         return NO_EFFECT, "the run went on as if nothing had happened"
     return (RECOVERED if num_starts > 1 else WENT_ON), ""
 
@@ -114,7 +114,7 @@ def _of_failure(cell: Cell, run: Run) -> tuple[str, str]:
     told = [text for text in texts if text.startswith(_LAST_WORDS)]
     if not told:
         return FAILED, f"exit code {code}, and the launcher did not say why"
-    if not cell.fault.refuses:
+    if not cell.refuses:
         return FAILED, f"exit code {code}: {told[-1]}"
     return REFUSED, told[-1].partition(" ")[2]
 

@@ -32,14 +32,14 @@ class ChaosFault:
     who: str = "worker"  # worker, rank 0, any; launcher and links have no rank
     moments: tuple[str, ...] = ANYWHERE
     why_not: str = ""
-    refuses: bool = False  # there is nothing to go on with: it stops, in one line
+    refuses_in: tuple[str, ...] = ()  # modes that can't continue: one line, and an end
     goes_on_at: tuple[str, ...] = ()  # there it is no reason to stop anything
     requeued: bool = False  # the job ends, and a scheduler starts it again
     num_workers: int = 0  # data workers of each rank
     num_nodes: int = 1
     min_nodes: int = 0  # so few go on; 0: all must be there
     cut_s: float = 0.0
-    modes: tuple[str, ...] = MODES  # where the training has data workers, or two nodes
+    modes: tuple[str, ...] = MODES  # where the training has data workers, or needs this
 
 
 FAULTS = (
@@ -78,7 +78,6 @@ FAULTS = (
         num_nodes=2,
         cut_s=5.0,
         goes_on_at=ANYWHERE,
-        modes=("restart",),
     ),
     ChaosFault(
         name="cut-for-good",
@@ -86,8 +85,7 @@ FAULTS = (
         who="any",
         num_nodes=2,
         cut_s=1e6,
-        refuses=True,
-        modes=("restart",),
+        refuses_in=("restart",),
     ),
     ChaosFault(
         name="cut-off",
@@ -113,6 +111,11 @@ class Cell:
     def id(self) -> str:
         """The fault, moment and mode, in the form that `--only` accepts."""
         return f"{self.fault.name}@{self.moment}/{self.mode}"
+
+    @property
+    def refuses(self) -> bool:
+        """True if the job can't continue, so that it must stop with one line."""
+        return self.mode in self.fault.refuses_in
 
     @property
     def goes_on(self) -> bool:

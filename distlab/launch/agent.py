@@ -56,6 +56,7 @@ from distlab.launch.report import (
 )
 
 STALE_S = 1.0  # a look that is older says nothing about a process
+SPARES_WAIT_S = 30.0  # for the others, which the first group should consist of
 FORMING_S = 30.0  # from go to the last formed: longer, and a process hangs
 TIMES = "recoveries.jsonl"
 
@@ -128,12 +129,15 @@ class Agent:
         self._told: Failure | None = None  # the newest after which all went on
         self._stopped_by = self._code = self._usage_error = 0
         self._wake_at_s, self._look_at_s = math.inf, 0.0
+        self._spares_at_s = 0.0  # from then on, a spare may become a rank
+        self._early: list[int] = []  # spares that were ready before that
         self._times: list[dict[str, Any]] = []
 
     def run(self) -> int:
         """Run until all processes have ended for good; return the exit code."""
         if not self._hosts.begin():
             return self._finish_early()
+        self._spares_at_s = time.monotonic() + SPARES_WAIT_S
         events: list[object] = [Begin()]
         while True:
             for action in self._resize(self._hosts.room):
@@ -210,7 +214,8 @@ class Agent:
     def _heard(self, heard: Heard) -> list[object]:
         words, number, group = heard.words, heard.number, self._round
         if "ready" in words:
-            return [Ready(number)]
+            self._early.append(number)
+            return self._ready(time.monotonic())
         if words.get("joined") == group.number and number in group.members.values():
             group.joined[number] = words
             self._go_if_all_joined()
@@ -229,9 +234,20 @@ class Agent:
             self._note_times(words)
         return []
 
+    def _ready(self, now_s: float) -> list[object]:
+        """Report processes that are ready, but hold back spares at the beginning.
+
+        Otherwise the first group would depend on which node starts faster.
+        """
+        held = self._hosts.spares if now_s < self._spares_at_s else set()
+        ready = [number for number in self._early if number not in held]
+        self._early = [number for number in self._early if number in held]
+        return [Ready(number) for number in ready]
+
     def _ended(self, exited: Gone) -> list[object]:
         if exited.number not in self._processes:
             return []
+        self._spares_at_s = 0.0
         events = self._note_steps()
         process = self._processes.pop(exited.number)
         if self._is_failure(process, exited):
@@ -251,7 +267,7 @@ class Agent:
         return [*events, Ended(exited.number, exited.code)]
 
     def _look(self, now_s: float) -> list[object]:
-        events = self._note_steps()
+        events = [*self._ready(now_s), *self._note_steps()]
         group = self._round
         if group.has_gone and group.is_forming and now_s > group.gone_s + FORMING_S:
             late = set(group.members.values()) - group.formed
@@ -324,6 +340,7 @@ class Agent:
     def _form(self, group: Round) -> None:
         self._num_rounds += 1
         group.number, self._round = self._num_rounds, group
+        self._spares_at_s = 0.0
         for number in group.members.values():
             self._hosts.tell(number, regroup=group.number, now=True)
 

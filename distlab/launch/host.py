@@ -105,7 +105,7 @@ class Host:
             self._forked.signal(number, which)
 
     def tell(self, number: int, words: Words) -> None:
-        """Send a message to a process; `go` also gives it a rank and that one's log."""
+        """Send a message to a process; a `go` also gives it a rank and its log."""
         if self._forked is None or number not in self._processes:
             return
         if "go" in words:
@@ -183,9 +183,9 @@ class Host:
         return gone
 
     def _log_of(self, number: int, words: Words) -> str:
-        """Return the log's path of a rank that a process has from now on."""
+        """Give a process its rank, and return the path of the rank's log."""
         process, rank = self._processes[number], int(words["rank"])
-        if rank not in self._logs:  # it was elsewhere
+        if rank not in self._logs:  # until now it was on another node
             open_another(self._logs, rank, self._folder)
         if process.rank is None:
             process.log.close()

@@ -37,6 +37,7 @@ class Hosts:
         self._stage, self._say = stage, say
         self._nodes = [0]
         self._node_of: dict[int, int] = {}  # by process, as long as it runs
+        self.spares: set[int] = set()  # with several nodes: beyond the room of theirs
 
     def begin(self) -> bool:
         """Wait until there can be processes; return False if a signal came first.
@@ -62,6 +63,8 @@ class Hosts:
         free = [n for n in self._nodes if taken[n] < self._config.num_on_node]
         node = free[0] if free else min(self._nodes, key=taken.__getitem__)
         self._node_of[number] = node
+        if self._stage is not None and not free:
+            self.spares.add(number)
         self._order("start", number)
 
     def signal(self, number: int, which: int) -> None:

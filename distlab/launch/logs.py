@@ -371,7 +371,7 @@ def open_logs(
 def open_another(
     logs: dict[int, Log], rank: int, folder: Path, *, is_split: bool = False
 ) -> None:
-    """Add the log of a rank that was on another node, or will be from now on."""
+    """Open the log of a rank that has moved here from another node."""
     is_kept = all(log.is_kept for log in logs.values())
     logs[rank] = Log(rank, folder, is_new=False, is_split=is_split, is_kept=is_kept)
 

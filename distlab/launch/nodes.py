@@ -260,8 +260,8 @@ class Hall:
         return []
 
     def forget(self, node: int) -> None:
-        """Hear nothing more from a node that was given up."""
-        for peer in [peer for peer, one in self._nodes.items() if one == node]:
+        """Ignore a node from now on, because node 0 has given it up."""
+        for peer in [p for p, one in list(self._nodes.items()) if one == node]:
             self._nodes.pop(peer, None)
         self.names.pop(node, None)
         self.heard_s.pop(node, None)

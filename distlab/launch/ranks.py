@@ -211,7 +211,7 @@ def rank_variables(
 
 
 def node_name(config: LaunchConfig) -> str:
-    """Return how reports call this node, which is empty for node 0."""
+    """Return the name of this node in reports, which is empty for node 0."""
     return f"node {config.node} ({socket.gethostname()})" if config.node else ""
 
 

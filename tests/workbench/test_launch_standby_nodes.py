@@ -91,9 +91,11 @@ def test_nodes_are_filled_one_after_the_other_and_standbys_go_where_few_are(
 ) -> None:
     every, written = hosts
     assert [node for node, _ in written.orders] == [0, 0, 1, 1, 0]
+    assert every.spares == {4}
     gone = Gone(number=3, code=-9, node="node 1")
     assert every.heard(Said(1, as_words(gone))) == gone
     every.start(5)
+    assert every.spares == {4}
     assert written.orders[-1] == (1, {"order": "start", "arguments": (5,)})
     places = every.places({0: 0, 1: 1, 2: 2, 3: 4})
     of_rank = [[*places[rank].values()] for rank in range(4)]
