@@ -15,6 +15,7 @@ told pip to look.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -23,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -40,6 +42,8 @@ COURSE = ("course",)  # the extras that a clone is always installed with
 # Exit codes. set_up.py keeps an environment after REFUSED, where pip gave up before it
 # wrote anything, and rebuilds it after the others.
 OK, REFUSED, USAGE, HALF_DONE, INTERRUPTED = 0, 1, 2, 3, 130
+
+HEARTBEAT_S = 20.0  # a silent minute looks like a hang
 
 Pip = Callable[[Sequence[str]], "tuple[int, str]"]
 """Runs pip, and returns its exit code and what `pip index` prints."""
@@ -160,7 +164,7 @@ def install(is_cpu: bool, *, wanted: str, target: Sequence[str], pip: Pip) -> bo
         code, _ = pip([*one, *CPU_INDEX, *PATIENCE])
         if code:
             return False
-    print("distlab: the libraries it needs (1 to 5 silent minutes)", flush=True)
+    print("distlab: the libraries it needs (1 to 5 minutes)", flush=True)
     code, _ = pip(["install", "-qq", *target])  # errors are shown
     return code == 0
 
@@ -177,7 +181,12 @@ def real_pip(arguments: Sequence[str]) -> tuple[int, str]:
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=asks, stderr=asks, text=True
     ) as child:
         try:
-            said, _ = child.communicate()
+            started = time.monotonic()
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, _ = child.communicate(timeout=HEARTBEAT_S)
+                    break
+                print(f"  {time.monotonic() - started:.0f} s", flush=True)
         except BaseException:
             child.terminate()  # Ctrl-C has reached pip too, unless only we were told
             raise
