@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil  # type: ignore[import-untyped]
+from packaging.requirements import Requirement
 
 State = Literal["ok", "warn", "broken"]
 
@@ -83,8 +84,6 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
         facts: asks the installed torch; may raise whatever importing it raises.
         wanted: the requirement, such as `torch>=2.11,<2.15`; empty when unknown.
     """
-    from distlab.install import satisfies
-
     try:
         found = facts()
     except Exception as error:
@@ -97,7 +96,7 @@ def check_torch(facts: Callable[[], TorchFacts], wanted: str) -> Finding:
     if not found.has_gloo:
         advice = "This torch lacks gloo. Try: python distlab/install.py --torch cpu"
         return Finding("torch", "broken", figure, advice=advice)
-    if wanted and not satisfies(found.version, wanted):
+    if wanted and not Requirement(wanted).specifier.contains(found.version):
         advice = f"We test with {wanted}; to install it: python distlab/install.py"
         return Finding("torch", "warn", figure, advice=advice)
     return Finding("torch", "ok", figure)
