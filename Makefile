@@ -15,7 +15,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow check check-types check-style docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow test-torchft check check-types check-style docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -85,6 +85,9 @@ test-deepspeed: .venv-deepspeed/.ready  ## compare DeepSpeed's ZeRO with torch's
 
 test-tensorflow: .venv-tensorflow/.ready  ## compare TensorFlow with torch's DDP
 	@.venv-tensorflow/bin/python -m pytest tests/engines/test_tensorflow.py
+
+test-torchft: .venv-torchft/.ready  ## kill replicas of torchft while the others train
+	@.venv-torchft/bin/python -m pytest -rs tests/engines/test_torchft.py
 
 # Types take about as long as all the rest, so `make -j2 check` is done in half the time.
 check: check-types check-style  ## check style, types, and that generated files are up to date
@@ -201,6 +204,11 @@ soak: .venv/.ready  ## check that the reference passes 20 times under CPU load
 .venv-tensorflow/.ready: pyproject.toml distlab/install.py
 	@$(PYTHON) -m venv .venv-tensorflow
 	@.venv-tensorflow/bin/python distlab/install.py --extras tensorflow
+	@touch $@
+
+.venv-torchft/.ready: pyproject.toml distlab/install.py
+	@$(PYTHON) -m venv .venv-torchft
+	@.venv-torchft/bin/python distlab/install.py --extras torchft
 	@touch $@
 
 .venv-horovod/.ready: pyproject.toml tests/engines/build_horovod.sh

@@ -23,21 +23,24 @@ def error_file(folder: Path, rank: int) -> Path:
 def main(folder: Path) -> int:
     """Train the job in `folder` as the rank that the environment names."""
     from distlab.engines import job
-    from distlab.engines.strategies import rank_of_launcher
+    from distlab.engines.strategies import find_strategy, rank_of_launcher
     from distlab.engines.worker import train
 
     # Where a rank hangs: kill -USR1 writes every thread's stack into its log.
     faulthandler.register(signal.SIGUSR1)
     rank = rank_of_launcher()
     try:
-        outcome = train(job.read(folder / JOB))
+        task = job.read(folder / JOB)
+        outcome = train(task)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         said = first if isinstance(error, ValueError) else _named(error, first)
         error_file(folder, rank).write_text(said, encoding="utf-8")
         raise
-    if rank == 0:
-        job.write(outcome, folder / OUTCOME)
+    if rank == 0 or find_strategy(task.config.backend).has_replicas:
+        own = folder / f"{OUTCOME}.{rank}"
+        job.write(outcome, own)
+        own.replace(folder / OUTCOME)
     return 0
 
 

@@ -102,6 +102,8 @@ class Entry:
     script_runner: str = ""
     """A module whose main(communication_backend, script, arguments) runs a script as
     one rank, and which you can also launch; "" if the script needs no preparation."""
+    has_replicas: bool = False
+    """True if its ranks may come and go, so that each returns an outcome."""
     rank_variable: str = ""
     """The environment variable in which its launcher tells a process its rank."""
     world_size_variable: str = ""

@@ -53,6 +53,10 @@ class Judged:
     """0 if the outputs aren't class scores."""
 
 
+class Moved(Exception):  # noqa: N818  (it isn't an error)
+    """This rank has taken over the others' state, so its loop continues from there."""
+
+
 class Strategy:
     """One rank of a training; subclasses define how to average gradients.
 
@@ -68,6 +72,8 @@ class Strategy:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
 
+    present: float = 1.0
+    """The share of the ranks whose gradients are in the average of the last step."""
     factor: float = 1.0
     """The factor applied to the last step's gradients: see losses.py."""
 
@@ -81,6 +87,33 @@ class Strategy:
         self._num_in_step = 0
         self._num_mixed = 0
 
+    # `sum` covers all ranks, unless they may come and go: then each is on its own, and
+    # only step() averages over those that are there.
+
+    @property
+    def group_rank(self) -> int:
+        """Return this rank's number among those that `sum` covers."""
+        return self.rank
+
+    @property
+    def group_size(self) -> int:
+        """Return the number of ranks that `sum` covers."""
+        return self.world_size
+
+    @property
+    def saves(self) -> bool:
+        """Return True on the one rank that saves checkpoints."""
+        return self.rank == 0
+
+    def share_state(
+        self, state: Callable[[], Any], take: Callable[[Any], None]
+    ) -> None:
+        """Say how to get and replace the loop's state, for ranks that join it; local.
+
+        Only a strategy whose ranks come and go needs this. After it has called `take`,
+        it raises Moved.
+        """
+
     def take_loss(self, loss: Any) -> None:
         """If the loss is a module, move it to the device and take rank 0's values."""
         if not isinstance(loss, nn.Module):
@@ -89,7 +122,8 @@ class Strategy:
         self.loss_parameters = own_parameters(loss, self.module)
         for value in (*self.loss_parameters.values(), *loss.buffers()):
             if value.is_floating_point():
-                own = value.detach() if self.rank == 0 else torch.zeros_like(value)
+                is_first = self.group_rank == 0
+                own = value.detach() if is_first else torch.zeros_like(value)
                 value.data.copy_(self.sum(own.clone()))
 
     # ── a step ──────────────────────────────────────────────────────────────────────
@@ -223,7 +257,7 @@ class Strategy:
         for count in self._counts:
             own[0] += count
         own[1], own[2] = len(self._counts), self._num_mixed
-        count, num_parts, num_mixed = self.sum(own).tolist()
+        count, num_parts, num_mixed = self.sum_of_step(own).tolist()
         self._counts, self._num_mixed = [], 0
         if num_mixed and num_parts > 1:
             raise EngineError(
@@ -231,7 +265,7 @@ class Strategy:
                 "ignored targets, so we can't combine the parts of a step: use "
                 "reduction='sum' there, and divide by the number of samples"
             )
-        self.factor = self._num_in_step / count if count else 1.0
+        self.factor = self.present * self._num_in_step / count if count else 1.0
         if self.factor == 1.0:
             return
         gradients = [p.grad for p in self.trained() if p.grad is not None]
@@ -284,6 +318,10 @@ class Strategy:
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over the ranks, in place."""
         raise NotImplementedError
+
+    def sum_of_step(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor`, in place, over the ranks whose gradients the step averages."""
+        return self.sum(tensor)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the model's unsharded state_dict on the CPU, on every rank."""

@@ -32,7 +32,7 @@ from distlab.engines.records import Records
 from distlab.engines.samples import Microbatch, epoch_order, epoch_plan
 from distlab.engines.schedules import Schedule
 from distlab.engines.strategies import find_strategy
-from distlab.engines.strategy import Strategy
+from distlab.engines.strategy import Moved, Strategy
 from distlab.monitor import StepRecord
 from distlab.monitor.meter import gpu_utilization, peak_memory_bytes
 from distlab.monitor.profile import StepProfiler
@@ -82,6 +82,8 @@ class TrainingLoop:
         self.spent_s = 0.0
         self.began = time.time()  # of a resumed training when the first part began
         self.stopped_by = ""
+        self.epoch_began = (0, 0)  # steps and losses before this epoch
+        self.pending: list[Tensor] = []  # losses of steps since the last record
         self.profiler: StepProfiler | None = None
         self.grad_norm = self.rate = 0.0
         self.data_wait_s, self.num_own = 0.0, 0  # since the last record
@@ -99,8 +101,11 @@ class TrainingLoop:
             self.stopped_by = "early_stopping"
         elif self.rows and self._is_too_expensive():
             self.stopped_by = "max_cost"
+        self.epoch_began = self.num_steps, len(self.losses)
+        self.strategy.share_state(self._live_state, self._take_live_state)
         while not self.stopped_by and len(self.rows) < self.config.epochs:
-            self._epoch(len(self.rows) + 1)
+            with contextlib.suppress(Moved):
+                self._epoch(len(self.rows) + 1)
         config = self.config
         history = History(
             backend=config.backend,
@@ -139,9 +144,10 @@ class TrainingLoop:
 
     def _epoch(self, number: int) -> None:
         seed_all(seed_of(self.config.seed, number, self.strategy.rank))
-        first, began = len(self.losses), time.perf_counter()
+        began = time.perf_counter()
         plan = self._plan(self.job.train, epoch=number, training=True)
         self._train(plan)
+        first = self.epoch_began[1]
         seconds = self._mean(time.perf_counter() - began)
         values = self._validate(number)
         losses = self.losses[first:]
@@ -158,6 +164,7 @@ class TrainingLoop:
             accuracy=values[1],
         )
         self.rows.append(row)
+        self.epoch_began = self.num_steps, len(self.losses)
         self.records.epoch(self.num_steps, row)
         if self._has_stalled():
             self.stopped_by = self.stopped_by or "early_stopping"
@@ -170,7 +177,7 @@ class TrainingLoop:
         strategy = self.strategy
         strategy.set_training(True)
         per_epoch = sum(one.ends_step for one in plan)
-        sums: list[Tensor] = []  # this rank's part of the losses since the last record
+        plan = plan[self._num_passed(plan) :]
         began = time.perf_counter()
         part = torch.zeros((), dtype=torch.double, device=strategy.device)
         batches = self._timed(strategy.batches(self.job.train, plan))
@@ -185,18 +192,23 @@ class TrainingLoop:
             self._step_schedule("step")
             if self.profiler:
                 self.profiler.end_step()
-            sums.append(part * strategy.factor)
+            self.pending.append(part * strategy.factor)
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
-            if is_last or len(sums) == self.config.log_every_n_steps:
-                began = self._record(sums, began)
-                sums = []
+            if is_last or len(self.pending) >= self.config.log_every_n_steps:
+                began = self._record(began)
             if is_last:
                 self.stopped_by = "max_steps"
             if self.stopped_by:
                 break
-        if sums:
-            self._record(sums, began)
+        if self.pending:
+            self._record(began)
+
+    def _num_passed(self, plan: list[Microbatch]) -> int:
+        """Return the number of microbatches in the epoch's steps that we have taken."""
+        num_steps = self.num_steps - self.epoch_began[0]
+        ends = [index + 1 for index, one in enumerate(plan) if one.ends_step]
+        return ends[num_steps - 1] if num_steps else 0
 
     def _set_rate(self, per_epoch: int) -> float:
         """Set the rate, scaled by the ranks; in the warm-up it grows every step."""
@@ -224,14 +236,15 @@ class TrainingLoop:
     def _schedule_state(self) -> dict[str, Any]:
         return self.schedule.state() if self.schedule else {}
 
-    def _record(self, sums: list[Tensor], began: float) -> float:
-        """Sum the losses of these steps over the ranks; return the current time."""
+    def _record(self, began: float) -> float:
+        """Sum the pending losses over the ranks; return the current time."""
         now = time.perf_counter()
         strategy = self.strategy
-        own = torch.stack(sums)
+        own = torch.stack(self.pending)
+        self.pending = []
         seconds = torch.tensor([now - began], dtype=torch.double, device=own.device)
-        world = strategy.world_size
-        *losses, spent = (strategy.sum(torch.cat([own, seconds])) / world).tolist()
+        mean = strategy.sum(torch.cat([own, seconds])) / strategy.group_size
+        *losses, spent = mean.tolist()
         self.losses += losses
         self.spent_s += spent
         if self.config.monitor_dir is not None:
@@ -244,7 +257,7 @@ class TrainingLoop:
                     "learning_rate": self.rate,
                     "grad_norm": self.grad_norm,
                     "step_s": spent / len(losses),
-                    "num_gpus": float(world),
+                    "num_gpus": float(strategy.world_size),
                 },
             )
         if self._is_too_expensive():
@@ -349,7 +362,7 @@ class TrainingLoop:
         try:
             state = self.strategy.settings(), self._schedule_state()
             saving.expect_loadable(state)
-            if self.strategy.rank == 0:
+            if self.strategy.saves:
                 saving.expect_folder(Path(folder))
         except EngineError as found:
             error = found
@@ -375,8 +388,19 @@ class TrainingLoop:
         is_last = bool(self.stopped_by) or number == config.epochs
         if number % config.checkpoint_frequency and not is_last:
             return
+        state = self._state()
+        error: EngineError | None = None
+        if self.strategy.saves:
+            try:
+                saving.save(Path(config.checkpoint_dir), number, state)
+            except EngineError as found:
+                error = found
+        self._agree(error)
+
+    def _state(self) -> dict[str, Any]:
+        """Return everything that a training needs to continue after this epoch."""
         strategy = self.strategy
-        state = {
+        return {
             "weights": strategy.weights(),
             "optimizer": strategy.optimizer_state(),
             "loss": strategy.loss_weights(),
@@ -387,15 +411,19 @@ class TrainingLoop:
             "num_steps": self.num_steps,
             "spent_s": self.spent_s,
             "began": self.began,
-            "scaler_init_scale": config.scaler_init_scale,
+            "scaler_init_scale": self.config.scaler_init_scale,
         }
-        error: EngineError | None = None
-        if strategy.rank == 0:
-            try:
-                saving.save(Path(config.checkpoint_dir), number, state)
-            except EngineError as found:
-                error = found
-        self._agree(error)
+
+    def _live_state(self) -> dict[str, Any]:
+        """Return the state for a rank that joins now, before a step."""
+        more = {"epoch_began": self.epoch_began, "pending": self.pending}
+        return {**self._state(), **more}
+
+    def _take_live_state(self, state: dict[str, Any]) -> None:
+        """Continue where another rank is."""
+        self._take_state(state)
+        self.epoch_began = tuple(state["epoch_began"])
+        self.pending = list(state["pending"])
 
     def _resume(self) -> None:
         config = self.config
@@ -414,6 +442,14 @@ class TrainingLoop:
             return
         for line in state.get("passed_over", ()):
             self.records.warn(f"skipped a checkpoint: {line}")
+        self._take_state(state)
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            EngineError: it's from another model or optimizer.
+        """
         strategy = self.strategy
         strategy.expect_fits(state)
         try:
@@ -460,9 +496,9 @@ class TrainingLoop:
         """
         strategy = self.strategy
         failed = torch.zeros(
-            strategy.world_size, dtype=torch.double, device=strategy.device
+            strategy.group_size, dtype=torch.double, device=strategy.device
         )
-        failed[strategy.rank] = error is not None
+        failed[strategy.group_rank] = error is not None
         ranks = strategy.sum(failed).nonzero().flatten().tolist()
         if error is not None:
             raise error
@@ -480,9 +516,9 @@ class TrainingLoop:
         """
         strategy = self.strategy
         steps = torch.zeros(
-            strategy.world_size, dtype=torch.double, device=strategy.device
+            strategy.group_size, dtype=torch.double, device=strategy.device
         )
-        steps[strategy.rank] = found
+        steps[strategy.group_rank] = found
         if len(strategy.sum(steps).unique()) > 1:
             raise EngineError(
                 "the ranks found different checkpoints: checkpoint_dir must be a "
@@ -495,10 +531,11 @@ class TrainingLoop:
         self, loading: Loading, *, epoch: int, training: bool
     ) -> list[Microbatch]:
         order = self._order(loading, epoch, training=training)
+        strategy = self.strategy
         plan = epoch_plan(
             order,
-            rank=self.strategy.rank,
-            world_size=self.strategy.world_size,
+            rank=strategy.rank if training else strategy.group_rank,
+            world_size=strategy.world_size if training else strategy.group_size,
             batch_size=loading.batch_size,
             num_microbatches=(
                 self.config.gradient_accumulation_steps if training else 1
@@ -527,7 +564,7 @@ class TrainingLoop:
         strategy, key = self.strategy, id(loading)
         drawn: list[int] = []
         refused: EngineError | None = None
-        if strategy.rank == 0:
+        if strategy.group_rank == 0:
             if key not in self.orders:
                 num = loading.num_samples
                 self.orders[key] = DrawnOrder(loading.sampler, seed, num)
@@ -543,14 +580,14 @@ class TrainingLoop:
                 "the sampler failed on rank 0: look for the reason in its error"
             )
         order = torch.zeros(int(num), dtype=torch.double, device=strategy.device)
-        if strategy.rank == 0:
+        if strategy.group_rank == 0:
             order += torch.tensor(drawn, dtype=torch.double, device=strategy.device)
         return [int(index) for index in strategy.sum(order).tolist()]
 
     def _mean(self, value: float) -> float:
         device = self.strategy.device
         tensor = torch.tensor([value], dtype=torch.double, device=device)
-        return float(self.strategy.sum(tensor)) / self.strategy.world_size
+        return float(self.strategy.sum(tensor)) / self.strategy.group_size
 
 
 def has_stalled(losses: Sequence[float], patience: int | None) -> bool:
