@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from distlab.cli.audit import audit
 from distlab.cli.chaos import chaos
+from distlab.cli.checkpoint_verb import checkpoint
 from distlab.cli.data_verb import data
 from distlab.cli.ddp_verb import ddp
 from distlab.cli.maintainer_verbs import bench, blind, mutants, new_task, templates
@@ -259,6 +260,7 @@ verb(panel=MORE)(ddp)
 verb(panel=MORE)(data)
 verb(panel=MORE)(top)
 verb(panel=SCRIPTS, cls=TrainCommand)(train)
+verb(panel=MORE)(checkpoint)
 verb(panel=MORE)(chaos)
 verb(panel=SCRIPTS, cls=ScriptCommand)(sim)
 verb(panel=MORE)(scale)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # these import torch, and a mistyped flag should not wait for
 
 _TRACKERS = ("", "mlflow")
 _IS_MANIFEST = re.compile(r"step-\d+\.json").fullmatch
+_IS_DCP = re.compile(r"step-\d+").fullmatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class Order:
     save: Path | None = None
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
+    checkpoint_format: str = "shards"
     resume: bool = False
 
 
@@ -96,11 +98,18 @@ def _check(order: Order) -> None:
 
 def _check_checkpoints(order: Order) -> None:
     folder, every = order.checkpoint, order.checkpoint_every
+    kind = order.checkpoint_format
     if folder is None:
-        if order.resume or every is not None:
-            flag = "--resume" if order.resume else "--checkpoint-every"
+        given = {
+            "--resume": order.resume,
+            "--checkpoint-every": every is not None,
+            "--checkpoint-format": kind != "shards",
+        }
+        for flag in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"{flag} needs --checkpoint DIR")
         return
+    if kind not in ("shards", "dcp"):
+        raise ValueError(f"--checkpoint-format {kind}: choose shards or dcp")
     if every is not None and every < 1:
         raise ValueError(f"--checkpoint-every {every}: choose at least 1 step")
     try:  # Path.glob takes a folder that it can't list for an empty one
@@ -111,7 +120,18 @@ def _check_checkpoints(order: Order) -> None:
         raise ValueError(
             f"--checkpoint {folder} can't be listed: {error.strerror}"
         ) from error
-    if not order.resume and any(map(_IS_MANIFEST, names)):
+    if ".metadata" in names:
+        raise ValueError(
+            f"--checkpoint {folder} is a DCP checkpoint itself; move it into a folder "
+            "under the name step-<n>, and name that folder"
+        )
+    has_manifest = any(map(_IS_MANIFEST, names))
+    if order.resume and kind == "dcp" and has_manifest:
+        raise ValueError(
+            f"--checkpoint {folder} has no DCP folders but checkpoints of the other "
+            "format; leave --checkpoint-format out"
+        )
+    if not order.resume and (has_manifest or any(map(_IS_DCP, names))):
         raise ValueError(
             f"--checkpoint {folder} contains checkpoints from another run; pass "
             "--resume to continue it, or name another folder"
@@ -274,6 +294,7 @@ class _Training:
             folder=str(order.checkpoint.absolute()),
             every=order.checkpoint_every or 0,
             resume=order.resume,
+            is_dcp=order.checkpoint_format == "dcp",
         )
 
     def _all_units(self) -> dict[str, Choice]:

@@ -127,6 +127,14 @@ CheckpointEvery = Annotated[
         help="Write a checkpoint every N steps, instead of after each epoch.",
     ),
 ]
+CheckpointFormat = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-format",
+        help="Format of the checkpoints: shards, or dcp for torch's own, which FSDP2 "
+        "scripts can load.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue from the newest complete checkpoint."),
@@ -160,6 +168,7 @@ def ddp(
     save: Save = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: CheckpointEvery = None,
+    checkpoint_format: CheckpointFormat = "shards",
     resume: Resume = False,
     seed: Seed = 0,
     as_json: Json = False,
@@ -202,6 +211,7 @@ def ddp(
         save=save,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
+        checkpoint_format=checkpoint_format,
         resume=resume,
     )
     return ddp(wishes, order)

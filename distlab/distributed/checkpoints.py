@@ -14,16 +14,16 @@ from typing import Any
 from torch import nn
 
 from distlab.comm import DiskError, RealDisk
+from distlab.dcp.runs import FromDcp, has_dcp, save_run
 from distlab.distributed.calls import same_call
 from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import UnitError, running, unit
 from distlab.given.checkpoint import CheckpointError, unfit
+from distlab.given.named_run import APART, LAYOUT, NAMES, WHOLE
 from distlab.given.saved_run import (
-    APART,
     KIND,
-    NAMES,
     expect_shared,
     packed,
     require_newest,
@@ -42,6 +42,8 @@ _OWN_NAMES = {
     APART,
     NAMES,
     KIND,
+    LAYOUT,
+    WHOLE,
     EXTRA,
 }
 
@@ -53,6 +55,7 @@ def save_checkpoint(
     optimizer: Stateful,
     *,
     keep: int = 2,
+    checkpoint_format: str = "shards",
     **parts: Stateful,
 ) -> None:
     """Save everything that a resume needs to be bit-equal on as many ranks; collective.
@@ -67,6 +70,10 @@ def save_checkpoint(
     saves its own, and only the same number of ranks can load it. As soon as the call
     returns on any rank, the checkpoint is complete. All ranks share `folder`, which
     keeps the newest `keep` checkpoints.
+
+    With checkpoint_format="dcp", `folder` gets a folder step-<n> in the format of
+    torch.distributed.checkpoint, which an FSDP2 script can load. Rank 0 then writes
+    everything, so it needs memory for the whole state.
 
     Raises:
         CheckpointError: no rank saved anything, for example because a disk is full, a
@@ -91,11 +98,23 @@ def save_checkpoint(
     comm, tasks = default_comm(), unit("fault_tolerance")
     same_call(comm, lambda: "save_checkpoint()")
     step, keep = _whole("step", step, 0), _whole("keep", keep, 1)
+    if checkpoint_format not in ("shards", "dcp"):
+        raise ValueError(
+            f"checkpoint_format {checkpoint_format!r} must be shards or dcp"
+        )
     run = _run(model, optimizer, parts)
     state = packed(comm, tasks, run, step=step, within=lambda: running(CheckpointError))
+    if checkpoint_format == "dcp":
+        save_run(comm, Path(folder), step, *state, keep)
+        return
     disk: RealDisk | _NoDisk
     try:
         disk = RealDisk(folder)
+        if has_dcp(Path(folder)):
+            raise CheckpointError(
+                "the folder has checkpoints of DCP's format: use another folder, or "
+                'checkpoint_format="dcp"'
+            )
         with running(CheckpointError):
             require_newest(comm, tasks, disk, step)
     except (CheckpointError, UnitError) as error:
@@ -112,11 +131,12 @@ def load_checkpoint(
 ) -> int | None:
     """Load the newest checkpoint in `folder` and return its step; collective.
 
-    Returns None if there is no checkpoint. Pass objects that you constructed in the
-    same way as the saved ones. If a checkpoint is incomplete, we skip it with a warning
-    and load the one before it. All ranks load the same checkpoint or none, so if this
-    raises, no object has changed. You can load a checkpoint on a different number of
-    ranks if the optimizer and all `parts` allow it.
+    Returns None if there is no checkpoint. `folder` may also be a folder in the format
+    of torch.distributed.checkpoint, or contain those of save_checkpoint. Pass objects
+    that you constructed in the same way as the saved ones. If a checkpoint is
+    incomplete, we skip it with a warning and load the one before it. All ranks load the
+    same checkpoint or none, so if this raises, no object has changed. You can load a
+    checkpoint on a different number of ranks if the optimizer and all `parts` allow it.
 
     Raises:
         CheckpointError: there are checkpoints but none is complete, there are shards of
@@ -136,6 +156,8 @@ def load_checkpoint(
     comm, tasks = default_comm(), unit("fault_tolerance")
     same_call(comm, lambda: "load_checkpoint()")
     run = _run(model, optimizer, parts)
+    if has_dcp(Path(folder)):
+        tasks = FromDcp(tasks, Path(folder))
     found = resume(
         comm,
         tasks,

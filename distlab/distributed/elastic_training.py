@@ -48,9 +48,9 @@ from distlab.distributed.regrouping import (
 from distlab.distributed.state_transfer import gather_state
 from distlab.given.checkpoint import CheckpointError
 from distlab.given.data_parallel import contiguous
+from distlab.given.named_run import APART
 from distlab.given.recovering import SAVE
 from distlab.given.saved_run import (
-    APART,
     expect_shared,
     mark_of,
     merged,

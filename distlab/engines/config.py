@@ -86,8 +86,10 @@ class DistributedConfig:
     checkpoint_frequency: int = 1
     """Epochs from one checkpoint to the next."""
     checkpoint_dir: str | Path | None = None
+    checkpoint_format: str = "pt"
+    """pt for a file of distlab's, or dcp for a folder that FSDP2 scripts can load."""
     resume_from_checkpoint: bool | str | Path = False
-    """True for the newest in checkpoint_dir, or the path of a file."""
+    """True for the newest in checkpoint_dir, or the path of a file or DCP folder."""
     mlflow_tracking: bool | None = None
     """None turns it on if you pass mlflow_experiment."""
     mlflow_experiment: str | None = None
@@ -264,6 +266,7 @@ class DistributedConfig:
         )
         expect_among("lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
         expect_among("zero_stage", self.zero_stage, (None, 0, 1, 2, 3))
+        expect_among("checkpoint_format", self.checkpoint_format, ("pt", "dcp"))
 
     def _expect_backend_fits(self) -> None:
         find_strategy(self.backend).expect_fits(self)
@@ -334,6 +337,7 @@ ELSEWHERE = {
     "warmup_steps": "warmup_epochs",
     "save_every": "checkpoint_frequency",
     "output_dir": "checkpoint_dir",
+    "save_format": "checkpoint_format",
     "ckpt_path": "resume_from_checkpoint",
     "resume": "resume_from_checkpoint",
     "logging_steps": "log_every_n_steps",

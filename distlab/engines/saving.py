@@ -1,6 +1,7 @@
 """Save engines' checkpoints: one file per epoch, unsharded and without code.
 
     <folder>/epoch_0003.pt     what is left of a save that was cut short: *.tmp
+    <folder>/epoch_0003        with checkpoint_format="dcp": see dcp_state.py
 
 Any backend can load it on any number of ranks. We read each file back before giving it
 its final name. That way, you learn at once that a checkpoint can't be loaded, and not
@@ -23,20 +24,25 @@ import numpy as np
 import torch
 
 from distlab.comm._disk import is_url
+from distlab.dcp import is_dcp
+from distlab.engines import dcp_state
 from distlab.engines.expect import EngineError
 
 FORMAT = 1
 KEYS = ("weights", "optimizer", "scaler", "rows", "losses", "num_steps", "spent_s")
-_NAME = re.compile(r"epoch_(\d+)\.pt", re.ASCII)
+_NAME = re.compile(r"epoch_(\d+)(\.pt)?", re.ASCII)
 
 
-def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
+def save(folder: Path, epoch: int, state: dict[str, Any], kind: str = "pt") -> Path:
     """Write the checkpoint of `epoch` finished epochs completely, or not at all.
 
     Raises:
         EngineError: the file can't be written, or can't be read back.
     """
     path = folder / f"epoch_{epoch:04d}.pt"
+    if kind == "dcp":
+        dcp_state.save(path.with_suffix(""), epoch, plain(state))
+        return path.with_suffix("")
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,6 +179,8 @@ def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any]
 def _began(path: Path) -> float:
     """Return when a checkpoint's training began; one that can't be read comes first."""
     try:
+        if is_dcp(path):
+            return float(dcp_state.load(path).get("began", 0.0))
         state = torch.load(path, "cpu", weights_only=True, mmap=True)
         return float(state.get("began", 0.0))
     except Exception:
@@ -197,11 +205,17 @@ def saved_in(folder: Path) -> list[Path]:
         raise EngineError(
             f"the checkpoints in {folder} cannot be listed: {error.strerror}"
         ) from error
-    epochs = {name: int(m[1]) for name in names if (m := _NAME.fullmatch(name))}
+    epochs = {
+        name: int(m[1])
+        for name in names
+        if (m := _NAME.fullmatch(name)) and (m[2] or is_dcp(folder / name))
+    }
     return [folder / name for name in sorted(epochs, key=epochs.__getitem__)[::-1]]
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return dcp_state.load(path)
     try:
         state = _open(path)
     except FileNotFoundError as error:

@@ -335,6 +335,9 @@ register_strategy(
         "communication_backend": (
             "backend tensorflow has no gloo: leave communication_backend out"
         ),
+        "checkpoint_format": (
+            "backend tensorflow has no checkpoint_format dcp, which is torch's"
+        ),
         "profile_dir": (
             "profile_dir is for torch's profiler, which sees nothing of TensorFlow's "
             "work: leave it out"

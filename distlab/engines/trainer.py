@@ -269,6 +269,11 @@ class Trainer:
                 f"checkpoint_frequency is {config.checkpoint_frequency}, but there is "
                 "no checkpoint_dir to save to"
             )
+        if config.checkpoint_format != "pt" and config.checkpoint_dir is None:
+            raise EngineError(
+                f"checkpoint_format is {config.checkpoint_format}, but there is no "
+                "checkpoint_dir to save to"
+            )
         if max_steps is not None:
             expect_int("max_steps", max_steps, 1)
         own = self.optimizer

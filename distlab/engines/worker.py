@@ -392,7 +392,8 @@ class TrainingLoop:
         error: EngineError | None = None
         if self.strategy.saves:
             try:
-                saving.save(Path(config.checkpoint_dir), number, state)
+                folder, kind = Path(config.checkpoint_dir), config.checkpoint_format
+                saving.save(folder, number, state, kind)
             except EngineError as found:
                 error = found
         self._agree(error)

@@ -309,7 +309,15 @@ def exchange(comm: Comm, value: JSON) -> list[JSON]:
     Cost: two all_gather calls, one of 8 bytes and one of the length of the longest
     value.
     """
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(one) for one in exchange_bytes(comm, json.dumps(value).encode())]
+
+
+def exchange_bytes(comm: Comm, data: bytes) -> list[bytes]:
+    """Return the bytes of all ranks in rank order, at least one each; collective.
+
+    Cost: as `exchange`.
+    """
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     length = torch.tensor([len(own)], device=comm.device)
     lengths = length.new_empty(comm.world_size)
     comm.all_gather(lengths, length)
@@ -320,7 +328,7 @@ def exchange(comm: Comm, value: JSON) -> list[JSON]:
     comm.all_gather(gathered, padded)
     rows = gathered.view(comm.world_size, longest).cpu()
     return [
-        json.loads(row[:size].numpy().tobytes())
+        row[:size].numpy().tobytes()
         for row, size in zip(rows, lengths.tolist(), strict=True)
     ]
 

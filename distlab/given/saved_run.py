@@ -34,6 +34,14 @@ from distlab.given.checkpoint import (
     step_of,
     unfit,
 )
+from distlab.given.named_run import (
+    APART,
+    LAYOUT,
+    NAMES,
+    for_run,
+    layout_of,
+    plain_names,
+)
 from distlab.given.training_state import (
     EXTRA,
     Run,
@@ -41,17 +49,12 @@ from distlab.given.training_state import (
     Stateful,
     flatten,
     pack,
-    plain_name,
     random_state,
     require_same_model,
     set_random_state,
     unpack,
 )
 
-APART = "apart"
-"""Key in a rank's own state for shared items that turned out to differ by rank."""
-NAMES = "optimizer_names"
-"""Key in the shared state for the parameter names of each optimizer group, in order."""
 KIND = "optimizer_kind"
 """Key in the shared state for the optimizer's class, if it is one of torch's."""
 
@@ -90,7 +93,8 @@ def packed(
         _require_memory(run.model)
         with within():
             everywhere, mine = tasks.full_state(run)
-        about = {NAMES: _optimizer_names(run), KIND: _optimizer_kind(run)}
+        about: State = {NAMES: _optimizer_names(run), KIND: _optimizer_kind(run)}
+        about[LAYOUT] = layout_of(run.model)
         everywhere = {**everywhere, **about, **(shared or {})}
         mine = {**mine, **(own or {})}
         report = {"marks": {name: mark_of(v, name) for name, v in everywhere.items()}}
@@ -184,7 +188,7 @@ def _optimizer_names(run: Run) -> list[list[str | None]] | None:
         return None
     named = {id(p): name for name, p in run.model.named_parameters()}
     named |= {id(copy): f"master {i}" for i, copy in enumerate(run.master)}
-    plain = _plain_names(named.values())
+    plain = plain_names(named.values())
     found = []
     for group in getattr(run.optimizer, "param_groups", []):
         names = [named.get(id(p)) for p in group["params"]]
@@ -247,6 +251,7 @@ def resume(
             shared = merged(shared, owns, comm.rank, comm.world_size, run)
             if check is not None:
                 check(shared)
+            shared, owns = for_run(run, shared, owns)
             shared, owns = fitted(run, shared, owns, checkpoint.step)
             found = Resumed(
                 step=int(checkpoint.step),
@@ -437,9 +442,9 @@ def _renamed(
     """Rename the saved state if torch.compile or DDP wraps only one of the models."""
     own = [name for name, _ in model.named_parameters()]
     own += [name for name, _ in model.named_buffers()]
-    here = {plain: name for name, plain in _plain_names(own).items()}
+    here = {plain: name for name, plain in plain_names(own).items()}
     saved = [*shared["parameters"], *(name for one in owns for name in one["buffers"])]
-    now = {name: here.get(to, to) for name, to in _plain_names(saved).items()}
+    now = {name: here.get(to, to) for name, to in plain_names(saved).items()}
 
     def under_new_names(state: State, *keys: str) -> State:
         found = {
@@ -452,14 +457,6 @@ def _renamed(
     return under_new_names(shared, "parameters", "factors"), [
         under_new_names(one, "buffers", "residuals") for one in owns
     ]
-
-
-def _plain_names(names: Any) -> dict[str, str]:
-    found = {name: plain_name(name) for name in names}
-    own = [plain for plain in found.values() if not plain.startswith("master ")]
-    if own and all(plain.startswith("module.") for plain in own):
-        found = {name: plain.removeprefix("module.") for name, plain in found.items()}
-    return found
 
 
 def _wanted_buffers(model: nn.Module, saved: State) -> State:

@@ -261,8 +261,8 @@ def unpack(checkpoint: Checkpoint) -> tuple[State, list[State]]:
     for shard in checkpoint.shards:
         everywhere |= shard.tensors
     try:
-        shared = _restore(checkpoint.shards[0].meta["shared"], everywhere)
-        own = [_restore(one.meta["own"], one.tensors) for one in checkpoint.shards]
+        shared = restored(checkpoint.shards[0].meta["shared"], everywhere)
+        own = [restored(one.meta["own"], one.tensors) for one in checkpoint.shards]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"the checkpoint of step {checkpoint.step} holds no state of a run"
@@ -346,7 +346,7 @@ def _names_of(mapping: Mapping[Any, Any], above: str) -> dict[Any, str]:
     return found
 
 
-def _restore(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
+def restored(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
     """Undo `flatten`."""
     if not isinstance(outline, dict):
         return outline
@@ -358,7 +358,7 @@ def _restore(outline: JSON, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "number":
         return tensors[content].numpy()[()]
     if kind in ("dict", "counter"):
-        items = {key: _restore(value, tensors) for key, value in content}
+        items = {key: restored(value, tensors) for key, value in content}
         return Counter(items) if kind == "counter" else items
-    rows = [_restore(value, tensors) for value in content]
+    rows = [restored(value, tensors) for value in content]
     return tuple(rows) if kind == "tuple" else rows

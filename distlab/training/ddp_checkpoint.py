@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from distlab.comm import DiskError, RealDisk
+from torch import Tensor
+
+from distlab.comm import Comm, DiskError, RealDisk
+from distlab.dcp.runs import FromDcp, has_dcp, save_run
 from distlab.given.checkpoint import CheckpointError, exchange, step_of
 from distlab.given.saved_run import packed, resume
 from distlab.given.training_state import Run, State
@@ -28,11 +33,16 @@ All others must be the same as before. `lr_scaling` is part of the learning rate
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Where and how often to save: every `every` steps, or after each epoch if 0."""
+    """Where and how often to save: every `every` steps, or after each epoch if 0.
+
+    `is_dcp` asks for the format of torch.distributed.checkpoint. A folder that has such
+    checkpoints already keeps its format.
+    """
 
     folder: str
     every: int = 0
     resume: bool = False
+    is_dcp: bool = False
 
 
 class RefusedError(ValueError):
@@ -67,9 +77,16 @@ class Checkpoints:
             self._refuse(f"--resume: {errors[0]}")
         if errors:
             self._warn(errors[0])
-        self._saver = None
+        self._saver: Any = None
+        folder = Path(order.folder)
+        # Rank 0's answer, so that all ranks make the same calls.
+        self._is_dcp = bool(exchange(self._comm, order.is_dcp or has_dcp(folder))[0])
         if self._disk is not None and not errors:
-            self._saver = unit.AsyncSaver(self._comm, self._disk)
+            self._saver = (
+                _DcpSaver(self._comm, folder)
+                if self._is_dcp
+                else unit.AsyncSaver(self._comm, self._disk)
+            )
 
     def resume(self) -> State | None:
         """Set the run to the newest checkpoint; return what was saved as `progress`.
@@ -82,9 +99,12 @@ class Checkpoints:
         if not self._order.resume or self._disk is None:
             return None
         comm, place, disk = self._comm, self._order.folder, self._disk
+        unit: Any = self._unit
+        if has_dcp(Path(place)):
+            unit = FromDcp(unit, Path(place))
         try:
             found = resume(
-                comm, self._unit, lambda: disk, self._run, check=self._require_same
+                comm, unit, lambda: disk, self._run, check=self._require_same
             )
         except (DiskError, CheckpointError, ValueError) as error:
             self._refuse(f"--resume from {place}: {_one_line(error)}")
@@ -121,7 +141,7 @@ class Checkpoints:
         )
         self._num_saved += 1
         saver = self._saver
-        if self._failed(lambda: saver.save(step, *state)):
+        if self._failed(lambda: saver.save(step, *state)) and not self._is_dcp:
             # This step was not tried: the error was that of the last one.
             self._failed(lambda: saver.save(step, *state))
 
@@ -187,6 +207,20 @@ class Checkpoints:
     def _tell(self, kind: str, text: str) -> None:
         if self._context.rank == 0:
             self._context.report({kind: text})
+
+
+class _DcpSaver:
+    """Saves DCP folders, and like AsyncSaver, has save() and wait()."""
+
+    def __init__(self, comm: Comm, folder: Path) -> None:
+        self._comm, self._folder = comm, folder
+
+    def save(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Save; the ranks wait until rank 0 has written everything."""
+        save_run(self._comm, self._folder, step, tensors, meta)
+
+    def wait(self) -> None:
+        """Return, because nothing is under way."""
 
 
 def _opened(folder: str) -> tuple[RealDisk | None, str]:

@@ -17,6 +17,7 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from distlab.dcp import is_dcp
 from distlab.engines import EngineError, PyTorchDDPTrainer, torch_strategy
 from distlab.engines import records as recording
 from distlab.engines import script as scripts
@@ -270,6 +271,16 @@ def epochs_between_two(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(epochs=3, checkpoint_dir=folder, checkpoint_frequency=2)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["epoch_0002.pt", "epoch_0003.pt"]
+
+
+@shows("checkpoint_format")
+def a_folder_in_place_of_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(epochs=2, checkpoint_dir=folder, checkpoint_format="dcp")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "epoch_0001",
+        "epoch_0002",
+    ]
+    assert all(is_dcp(path) for path in folder.iterdir())
 
 
 @shows("resume_from_checkpoint")

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from distlab.cli import ddp_verb
+from distlab.cli.checkpoint import checkpoint
 from distlab.cli.ddp import Order, ddp
 from distlab.cli.ddp import _check as check
 from distlab.comm import RealDisk
 from distlab.curriculum.choose import Choice
+from distlab.dcp.runs import steps_in
 from distlab.given.checkpoint import manifest_steps
 from distlab.runner import Cluster
 from distlab.training.ddp import PRELOADS, DdpResult, train
@@ -53,10 +55,11 @@ def trained(
     n: int = 2,
     *,
     resume: bool = False,
+    is_dcp: bool = False,
     **wishes: Any,
 ) -> tuple[DdpResult, list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
-    order = Checkpointing(folder=str(folder), every=EVERY, resume=resume)
+    order = Checkpointing(folder=str(folder), every=EVERY, resume=resume, is_dcp=is_dcp)
     result = train(
         cluster,
         config_of(n, **wishes),
@@ -96,6 +99,24 @@ def test_a_training_goes_on_bit_by_bit_in_the_middle_of_an_epoch(
     assert rows[0] == rows[1]
     again, _ = trained(cluster, units, tmp_path, n, resume=True)  # nothing is left
     assert again.digests == whole.digests
+
+
+def test_a_training_goes_on_from_dcp_folders_and_from_converted_ones(
+    cluster: Cluster, units: dict[str, Choice], tmp_path: Path
+) -> None:
+    folder, back = tmp_path / "dcp", tmp_path / "back"
+    whole, said = trained(cluster, units, folder, 3, is_dcp=True)
+    assert said == []
+    assert steps_in(folder) == [45, 46]
+    shutil.rmtree(folder / "step-46")
+    assert checkpoint(folder, back, program="", as_json=True) == 0
+    for place in (folder, back):
+        resumed, said = trained(cluster, units, place, 3, resume=True)
+        assert [kind for kind, _ in said] == ["checkpoint"]
+        assert resumed.digests == whole.digests
+        assert resumed.accuracies == whole.accuracies
+    assert steps_in(folder) == [45, 46]  # the folder keeps its format
+    assert manifest_steps(RealDisk(back).names()) == [45, 46]
 
 
 def test_other_ranks_go_on(
@@ -279,9 +300,16 @@ def test_a_read_only_folder_is_one_warning(
     [
         ({"resume": True}, "--resume .*--checkpoint"),
         ({"checkpoint_every": 3}, "--checkpoint-every .*--checkpoint"),
+        ({"checkpoint_format": "dcp"}, "--checkpoint-format .*--checkpoint"),
+        ({"checkpoint": ".", "checkpoint_format": "pt"}, "--checkpoint-format pt"),
         ({"checkpoint": ".", "checkpoint_every": 0}, "--checkpoint-every 0"),
         ({"checkpoint": "file"}, "--checkpoint .*file"),
         ({"checkpoint": "used"}, "--resume"),
+        ({"checkpoint": "dcp"}, "--checkpoint .*dcp"),
+        (
+            {"checkpoint": "used", "checkpoint_format": "dcp", "resume": True},
+            "--checkpoint-format",
+        ),
         ({"checkpoint": "lost"}, "--checkpoint .*lost"),
         ({"checkpoint": "lost", "resume": True}, "--checkpoint .*lost"),
     ],
@@ -289,6 +317,8 @@ def test_a_read_only_folder_is_one_warning(
 def test_flags_that_cannot_be(tmp_path: Path, order: dict[str, Any], says: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "lost").symlink_to(tmp_path / "not mounted")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_text("")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "step-3.json").write_text("")
     if "checkpoint" in order:
@@ -305,8 +335,8 @@ FLAGS: dict[str, Any] = {
     "compare": True,
     "monitor": Path("new"), "also": ["tensorboard"], "log_every_n_steps": 3,
     "profile": True, "hang_after": 5.0, "save": Path("file"),
-    "checkpoint": Path("folder"), "checkpoint_every": 3, "resume": True, "seed": 3,
-    "as_json": True,
+    "checkpoint": Path("folder"), "checkpoint_every": 3, "checkpoint_format": "dcp",
+    "resume": True, "seed": 3, "as_json": True,
 }  # fmt: skip
 """Each flag of `distlab ddp` with another value than its default."""
 
@@ -318,6 +348,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "log_every_n_steps": {"monitor": Path("new")},
     "profile": {"monitor": Path("new")},
     "checkpoint_every": {"checkpoint": Path("folder")},
+    "checkpoint_format": {"checkpoint": Path("folder")},
     "resume": {"checkpoint": Path("folder")},
 }
 """Without which flags a flag would change nothing, and is refused."""

@@ -330,6 +330,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "warmup_epochs": ({}, 3.0),
     "checkpoint_frequency": ({}, 3),
     "checkpoint_dir": ({}, "elsewhere"),
+    "checkpoint_format": ({}, "dcp"),
     "resume_from_checkpoint": ({}, False),
     "mlflow_tracking": ({}, True),
     "mlflow_experiment": ({}, "digits"),
@@ -389,7 +390,7 @@ def resumed(
         history = trainer.fit(loader(shuffle=True))
     shown["folders"] = {path.name for path in folder.iterdir()}
     for path in sorted((folder / "saved").iterdir()):
-        shown[path.name] = torch.load(path, weights_only=True)["scaler"]
+        shown[path.name] = (saving.load(path, None) or {})["scaler"]
     return shown | {
         "seen": [*Net.seen],
         "losses": history.losses,
