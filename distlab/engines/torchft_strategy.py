@@ -48,7 +48,7 @@ from distlab.engines.outside import engine
 from distlab.engines.samples import Microbatch
 from distlab.engines.strategies import register_strategy
 from distlab.engines.strategy import Moved, Strategy
-from distlab.runner.processes import die_with_parent
+from distlab.processes.tree import die_with_parent
 
 LOCALHOST = "127.0.0.1"
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # torchft's own name
