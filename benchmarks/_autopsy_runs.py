@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._autopsy_corpus import APART, Script
-from distlab.runner.processes import descendants
+from distlab.processes.tree import descendants
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_PROGRESS_S = 10.0  # for a script whose rank is stuck in code of its own

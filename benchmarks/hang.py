@@ -22,9 +22,9 @@ from typing import Any
 
 from distlab.grading.hostile import HostileResult, judge
 from distlab.grading.hostile_cases import FOLDER, HostileCase, read_cases
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
 from distlab.runner.autopsy import evidence
-from distlab.runner.processes import descendants
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the ranks import the programs by name

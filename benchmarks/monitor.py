@@ -50,8 +50,8 @@ from distlab.curriculum.choose import Choice  # noqa: E402
 from distlab.data.idx_sets import find_files  # noqa: E402
 from distlab.monitor.jsonl import read_folder  # noqa: E402
 from distlab.monitor.suspected import suspected  # noqa: E402
+from distlab.processes.tree import descendants  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
-from distlab.runner.processes import descendants  # noqa: E402
 from distlab.training.ddp import PRELOADS  # noqa: E402
 from distlab.training.ddp_code import choose_units  # noqa: E402
 from distlab.training.ddp_config import Wishes, make_config  # noqa: E402

@@ -46,8 +46,8 @@ from benchmarks._bad_frames import Attack  # noqa: E402
 from benchmarks._bars import Bars, Line, report_of, rows, show  # noqa: E402
 from benchmarks._ps_servers import bounded, durable  # noqa: E402
 from benchmarks._ratios import Pair, lower_bound, ratio_of  # noqa: E402
+from distlab.processes.tree import descendants  # noqa: E402
 from distlab.runner import Cluster  # noqa: E402
-from distlab.runner.processes import descendants  # noqa: E402
 
 AT_LEAST = {
     "healthy_throughput_share": 0.9,

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from distlab.chaos.incidents import PAUSE, InjectedFault, played  # noqa: E402
 from distlab.data.make import make  # noqa: E402
 from distlab.given import incidents as given  # noqa: E402
-from distlab.runner.processes import become_subreaper, end_descendants  # noqa: E402
+from distlab.processes.tree import become_subreaper, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "phase4_production" / "incidents"
 FAULTS = {

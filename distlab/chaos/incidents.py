@@ -34,7 +34,7 @@ from distlab.data.transforms import TrainTransform, normalized
 from distlab.given import incidents as given
 from distlab.given.monitoring import checksum
 from distlab.models.convnet import make_convnet
-from distlab.runner.processes import die_with_parent
+from distlab.processes.tree import die_with_parent
 
 RANKS, STEPS, SAVE_EVERY = 4, 20, 5
 TIMEOUT_S, SLOWER_S, PAUSE_S, LOOK_S = 12.0, 1.0, 2.0, 0.05

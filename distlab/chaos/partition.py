@@ -23,7 +23,7 @@ from pathlib import Path
 
 from distlab.chaos.faults import CUT, FIRED
 from distlab.chaos.namespaces import must, two_nodes, within
-from distlab.runner.processes import die_with_parent
+from distlab.processes.tree import die_with_parent
 
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 START_TIMEOUT_S = 20  # that the agents wait for one another, also in a restart

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from distlab.cli.screen import show, stopped
-from distlab.runner.processes import become_subreaper, descendants, end_descendants
+from distlab.processes.tree import become_subreaper, descendants, end_descendants
 
 _NO_FIGURES = {"ablation", "mutation", "soak"}  # they pass or fail
 _PATIENCE_S = 10.0  # for a benchmark that was told to stop

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 
-from distlab.runner.processes import die_with_parent, end_descendants
+from distlab.processes.tree import die_with_parent, end_descendants
 
 
 def main() -> None:

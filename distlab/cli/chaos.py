@@ -10,7 +10,7 @@ import typer
 
 from distlab.cli.options import Json
 from distlab.cli.screen import command, processes, show, show_json, waiting
-from distlab.runner.processes import leaving_none
+from distlab.processes.tree import leaving_none
 
 if TYPE_CHECKING:  # they import torch
     from distlab.chaos.campaign import Campaign

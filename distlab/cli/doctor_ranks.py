@@ -15,8 +15,8 @@ from pathlib import Path
 
 from distlab.cli.doctor import Finding, tell
 from distlab.launch import launch_distributed_training, selftest_script
+from distlab.processes.tree import descendants
 from distlab.runner.limits import MAX_RANKS
-from distlab.runner.processes import descendants
 
 Launch = Callable[..., int]
 _START_ADVICE = "Look at what the ranks printed above, then run: distlab doctor"

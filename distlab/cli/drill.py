@@ -82,7 +82,7 @@ def record_run(fault: Any) -> RecordedRun:
     from distlab.chaos.incidents import played
     from distlab.data.make import make
     from distlab.given.incidents import Event, RecordedRun, Report
-    from distlab.runner.processes import leaving_none
+    from distlab.processes.tree import leaving_none
 
     with tempfile.TemporaryDirectory(prefix="distlab-drill-") as place, leaving_none():
         data = Path(place) / "digits"

@@ -168,7 +168,12 @@ class Wrapper:
         )
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> Work | None:
         """Implement `Comm.all_reduce`."""
         return self._around(
@@ -178,8 +183,9 @@ class Wrapper:
                 sent=tensor,
                 received=tensor,
                 blocking=not async_op,
+                timeout_s=timeout_s,
             ),
-            lambda: self._inner.all_reduce(tensor, op, async_op),
+            lambda: self._inner.all_reduce(tensor, op, async_op, timeout_s=timeout_s),
         )
 
     def reduce(

@@ -147,7 +147,12 @@ class Comm(Protocol):
         """Copy rank `src`'s `tensor` to every rank, in place; collective."""
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> Work | None:
         """Reduce `tensor` over all ranks, in place; collective."""
 
@@ -169,7 +174,10 @@ class Comm(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> Work | None:
-        """Gather every rank's `input` in `output` (world_size × input); collective."""
+        """Gather every rank's `input` in `output` (world_size × input); collective.
+
+        In torch.distributed, this is `all_gather_into_tensor`.
+        """
 
     def reduce_scatter(
         self,

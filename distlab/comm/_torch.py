@@ -248,9 +248,15 @@ class TorchComm:
 
     @plain
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> TorchWork | None:
         """Implement `Comm.all_reduce`."""
+        self._refuse.limit("all_reduce", async_op, timeout_s)
         self._refuse.tensor(tensor, "all_reduce")
         finish = self._averager(tensor, op)
         options = dist.AllreduceOptions()
@@ -258,7 +264,7 @@ class TorchComm:
         work = self._work(
             lambda: self._group.allreduce([tensor], options), None, finish
         )
-        return later_or_now(work, async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     @plain
     def reduce(

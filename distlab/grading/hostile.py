@@ -22,8 +22,8 @@ from distlab.grading.hostile_cases import FILES, HostileCase
 from distlab.grading.mutants import SEED
 from distlab.grading.time_limit import no_longer_than
 from distlab.grading.verdict import TaskVerdict
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
-from distlab.runner.processes import descendants
 
 BOUND_S = 20.0  # generous: no verdict here needs it, and none may need more
 

@@ -23,7 +23,7 @@ def main(arguments: list[str], name: str = f"python -m {NAME}") -> int:
 
         return stopped()
     finally:
-        from distlab.runner.processes import end_descendants
+        from distlab.processes.tree import end_descendants
 
         end_descendants()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from distlab.launch import control, forker
 from distlab.launch.config import LaunchError
-from distlab.runner.processes import end_descendants
+from distlab.processes.tree import end_descendants
 
 PRELOADED = ("torch", "distlab.distributed")
 # A signal to the whole group of processes is the agent's to answer, from the start.

@@ -2,20 +2,16 @@
 
     python -m distlab.launch.forker SOCKET JOB MODULE …      (SOCKET, JOB: descriptors)
 
-The forker starts no thread and creates no group, so that the forked processes can do
-both. When its agent ends, it ends as well, and so does everything that it has forked.
-Its requests and replies are documented in `forked`.
+The forker creates no group, so that the forked processes can. Its requests and replies
+are documented in `forked`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import sys
@@ -27,12 +23,8 @@ from typing import Any
 from distlab.launch.control import CONTROL
 from distlab.launch.pages import PAGE
 from distlab.launch.records import ERROR_FILE
-from distlab.runner.processes import (
-    become_subreaper,
-    die_with_parent,
-    end_descendants,
-    is_stopped,
-)
+from distlab.processes.fork_server import ForkServer, preload
+from distlab.processes.tree import become_subreaper, die_with_parent, is_stopped
 
 PACKET = 1 << 18
 AGENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,45 +44,30 @@ class Job:
     environment: dict[str, str]
 
 
-class Forker:
-    """Serves one agent until its socket closes."""
+class Forker(ForkServer):
+    """Forks the processes of one agent; in each of them, `serve` returns its job."""
 
     def __init__(self, agent: socket.socket, job: Job, handlers: Handlers) -> None:
-        self._agent, self._job, self._handlers = agent, job, handlers
+        super().__init__(agent)
+        self._job, self._handlers = job, handlers
         self._numbers: dict[int, int] = {}  # of the processes, by pid
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
 
-    def serve(self) -> Job:
-        """Fork whenever the agent asks; in each forked process, return its job."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        selector = selectors.DefaultSelector()
-        selector.register(self._agent, selectors.EVENT_READ)
-        selector.register(self._woken, selectors.EVENT_READ)
-        self._tell({"up": os.getpid()})
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is self._agent:
-                    job = self._handle()
-                    if job is not None:
-                        selector.close()
-                        return job
-                else:
-                    self._collect()
+    def greeting(self) -> bytes:
+        """Return what the agent is told when forks are possible."""
+        return json.dumps({"up": os.getpid()}).encode()
 
-    def _handle(self) -> Job | None:
-        packet, descriptors, _, _ = socket.recv_fds(self._agent, PACKET, 8)
+    def handle(self) -> Job | None:
+        """Read a request and do it; in a forked process, return its job."""
+        packet, descriptors, _, _ = socket.recv_fds(self.parent, PACKET, 8)
         if not packet:
-            self._leave()
+            self.leave()
         request = json.loads(packet)
         if "signal" in request:
             self._signal(request["number"], request["signal"])
             return None
         # One that comes before the child has taken its own handlers is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, AGENTS)
-        pid = os.fork()
+        pid = self.fork()
         if pid == 0:
             return self._become(request, descriptors)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
@@ -110,14 +87,9 @@ class Forker:
                         os.kill(pid, signal.SIGCONT)
 
     def _become(self, request: dict[str, Any], descriptors: list[int]) -> Job:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():  # under nohup one is ignored
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
-        self._agent.close()
-        os.close(self._woken)
-        os.close(self._wake)
         os.setsid()  # Ctrl-C reaches the agent only
         die_with_parent()
         control, log, page = descriptors
@@ -131,28 +103,14 @@ class Forker:
         own[ERROR_FILE] = request["error_file"]
         return replace(self._job, environment=self._job.environment | own)
 
-    def _collect(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                number = self._numbers.pop(pid, None)
-                if number is not None:
-                    code = os.waitstatus_to_exitcode(status)
-                    self._tell({"ended": number, "code": code})
-
-    def _leave(self) -> None:
-        end_descendants()
-        os._exit(0)
+    def ended(self, pid: int, status: int) -> None:
+        """Report the end of a process that the agent has asked for."""
+        number = self._numbers.pop(pid, None)
+        if number is not None:
+            self._tell({"ended": number, "code": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, words: dict[str, Any]) -> None:
-        try:
-            self._agent.send(json.dumps(words).encode())
-        except OSError:
-            self._leave()
+        self.tell(json.dumps(words).encode())
 
 
 def run(job: Job) -> None:
@@ -180,8 +138,5 @@ def main(arguments: list[str], handlers: Handlers) -> None:
     descriptor, job_file, *modules = arguments
     with open(int(job_file), "rb") as file:
         job = Job(**json.load(file))
-    for module in modules:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # keep the collector from touching, and so copying, shared pages
+    preload(modules)
     run(Forker(socket.socket(fileno=int(descriptor)), job, handlers).serve())

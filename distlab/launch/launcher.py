@@ -41,7 +41,7 @@ from distlab.launch.report import PREFIX
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store, open_store
 from distlab.launch.streams import tell
-from distlab.runner.processes import become_subreaper, stop_being_subreaper
+from distlab.processes.tree import become_subreaper, stop_being_subreaper
 
 
 class DistributedLauncher:

@@ -27,7 +27,7 @@ from distlab.launch.interfaces import interface_to
 from distlab.launch.logs import Log
 from distlab.launch.monitored import Monitored
 from distlab.launch.records import ERROR_FILE
-from distlab.runner.processes import descendants, end_sessions, is_stopped
+from distlab.processes.tree import descendants, end_sessions, is_stopped
 
 LOCAL_RANK_MACRO = "${local_rank}"  # torchrun replaces it in a script's arguments
 _RUN_PATH = """\

@@ -51,13 +51,14 @@ def _serve(port: int, word: bytes, modules: list[str]) -> NoReturn:
     # All of this while we import torch, so that nobody waits for it later.
     import encodings.idna  # noqa: F401
 
+    from distlab.processes.fork_server import import_all
     from distlab.runner import rank
     from distlab.runner.wire import decode, encode
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     heard = b""
     while True:
-        rank.import_all(modules)
+        import_all(modules)
         control.sendall(encode({"k": "ready", "port": listener.getsockname()[1]}))
         while b"\n" not in heard:
             piece = control.recv(1 << 16)

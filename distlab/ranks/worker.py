@@ -35,11 +35,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
+from distlab.processes.fork_server import import_all
 from distlab.ranks.lines import GRACE_S, PLACE, STACKS
 from distlab.runner import Limits, RankContext
 from distlab.runner.limits import cap_memory
 from distlab.runner.own_folder import remove, share
-from distlab.runner.rank import import_all, resolve
+from distlab.runner.rank import resolve
 from distlab.runner.wire import decode, encode
 from distlab.sim.generators import (
     Generators,

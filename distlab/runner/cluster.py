@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from distlab.processes.tree import become_subreaper, end_descendants
 from distlab.runner import surroundings
 from distlab.runner.doors import Door
 from distlab.runner.limits import MAX_RANKS, Limits
 from distlab.runner.orders import Kind, Orders, number_of
 from distlab.runner.posts import Post, close_all, open_posts
-from distlab.runner.processes import become_subreaper, end_descendants
 from distlab.runner.record import Run, RunnerError
 from distlab.runner.staff import ServiceSpec, describe, importable_name
 from distlab.runner.wire import decode

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -33,6 +33,7 @@ from distlab.comm import (
     TorchComm,
 )
 from distlab.comm.tcp.endpoint import Directory, TcpEndpoint, store_of
+from distlab.processes.tree import die_with_parent
 from distlab.runner import stacks
 from distlab.runner.asking import told_by
 from distlab.runner.context import RankContext, seed_everything
@@ -40,7 +41,6 @@ from distlab.runner.gpus import show_gpus
 from distlab.runner.last_call import LastCall, path_of
 from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.newcomer import NewcomersComm
-from distlab.runner.processes import die_with_parent
 from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
 
@@ -100,15 +100,6 @@ def resolve(name: str) -> Callable[..., Any]:
     """The function that "package.module:function" names."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
-
-
-def import_all(names: Sequence[str]) -> None:
-    """Import modules; of "module:function", also call the function."""
-    for name in names:
-        module, _, function = name.partition(":")
-        imported = importlib.import_module(module)
-        if function:
-            getattr(imported, function)()
 
 
 def settle_in(

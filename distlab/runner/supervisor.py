@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distlab.comm.tcp.server import Server
+from distlab.processes.tree import end_sessions, is_stopped
 from distlab.runner import stacks
 from distlab.runner.asking import ANSWERED, ASKS
 from distlab.runner.autopsy import explain, own_frame
@@ -25,7 +26,6 @@ from distlab.runner.limits import Limits
 from distlab.runner.orders import Hands, Orders
 from distlab.runner.posts import Post
 from distlab.runner.printed import Printed
-from distlab.runner.processes import end_sessions, is_stopped
 from distlab.runner.record import (
     ErrorRecord,
     Outcome,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distlab.processes.tree import cpu_s, sleeps
 from distlab.runner.board import Board
-from distlab.runner.processes import cpu_s, sleeps
 from distlab.runner.record import RankRecord
 
 CONFIRM_S = 0.1  # between the two looks

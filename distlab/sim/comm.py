@@ -184,13 +184,19 @@ class SimComm(FastExchange):
 
     @plain
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> SimWork | None:
         """Implement `Comm.all_reduce`."""
+        self._refuse.limit("all_reduce", async_op, timeout_s)
         self._refuse.tensor(tensor, "all_reduce")
         self._check_average(tensor, op)
         work = self._join(("all_reduce", None), tensor, tensor, op)
-        return later_or_now(work, async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     @plain
     def reduce(

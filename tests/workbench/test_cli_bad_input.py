@@ -14,8 +14,8 @@ import pytest
 from distlab.cli.check import check
 from distlab.grading.report import lines_of
 from distlab.grading.verdict import ClauseVerdict, TaskVerdict
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster
-from distlab.runner.processes import descendants
 from tests.workbench.course import (
     EXCHANGE,
     FOREVER,

@@ -416,6 +416,7 @@ def test_a_group_lives_until_all_have_used_it(start: Start, n: int) -> None:
         ("isend", 1),
         ("sendrecv", 1),
         ("barrier", None),
+        ("all_reduce", None),
     ],
 )
 def test_a_wait_that_runs_out_is_a_lost_peer(

@@ -87,7 +87,12 @@ class FakeComm:
         return FakeWork(self)
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> FakeWork | None:
         return FakeWork(self) if async_op else None
 

@@ -30,11 +30,16 @@ class Counting:
         return getattr(self._comm, name)
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> Work | None:
         if tensor.is_floating_point():
             self.sizes.append(tensor.nbytes)
-        return self._comm.all_reduce(tensor, op, async_op)
+        return self._comm.all_reduce(tensor, op, async_op, timeout_s=timeout_s)
 
 
 def sends_buckets(context: RankContext) -> dict[str, list[int]]:

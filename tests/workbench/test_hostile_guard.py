@@ -24,8 +24,8 @@ from distlab.grading.guard import (
     resolved,
 )
 from distlab.grading.static_checks import flaw_in, not_a_def
+from distlab.processes.tree import is_stopped
 from distlab.runner.incoming import record_in
-from distlab.runner.processes import is_stopped
 from distlab.runner.wire import encode
 from tests.workbench.golden import Golden
 

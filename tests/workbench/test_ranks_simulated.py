@@ -19,11 +19,11 @@ from distlab.curriculum import load_curriculum
 from distlab.grading.grade import Grader
 from distlab.grading.mutants import judge
 from distlab.grading.preflight import look_at
+from distlab.processes.tree import descendants
 from distlab.ranks import new_cluster
 from distlab.ranks.simulated import NotHereError, SimulatedCluster
 from distlab.runner import Cluster, Limits, Run, RunnerError
 from distlab.runner.kind import VARIABLE, ranks_kind
-from distlab.runner.processes import descendants
 from tests.workbench.conformance import misbehaviour as programs
 from tests.workbench.course import ROOT
 from tests.workbench.test_runner_processes import eventually

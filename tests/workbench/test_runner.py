@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster, Limits, Run, RunCancelledError
 from distlab.runner.autopsy import ended_by_transport
 from distlab.runner.orders import Orders
 from distlab.runner.posts import Post
-from distlab.runner.processes import descendants
 from distlab.runner.supervisor import Supervisor
 from distlab.runner.wire import encode
 from tests.workbench.conformance import misbehaviour as programs

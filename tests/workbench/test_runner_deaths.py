@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from distlab.processes.tree import descendants
 from distlab.runner import Cluster, Limits, Run
-from distlab.runner.processes import descendants
 from distlab.runner.zygote import num_threads
 from tests.workbench.conformance import deaths, misbehaviour, own_processes
 from tests.workbench.naming import named

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from distlab.runner import Cluster, Limits, RunnerError, processes
+from distlab.processes import tree
+from distlab.runner import Cluster, Limits, RunnerError
 from tests.workbench.conformance import misbehaviour as programs
 from tests.workbench.conformance import parent as parent_script
 from tests.workbench.golden import Golden
@@ -42,8 +43,8 @@ def test_a_process_may_go_while_its_threads_are_looked_at() -> None:
         ended = threading.Thread(target=program.wait)
         ended.start()
         while ended.is_alive():
-            processes.sleeps(program.pid)
-        assert processes.sleeps(program.pid)  # gone: unknown
+            tree.sleeps(program.pid)
+        assert tree.sleeps(program.pid)  # gone: unknown
 
 
 # ── what a program does to its surroundings ─────────────────────────────────────────

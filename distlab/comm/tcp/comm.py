@@ -233,14 +233,20 @@ class TcpComm:
 
     @plain
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> TcpWork | None:
         """Implement `Comm.all_reduce`."""
+        self._refuse.limit("all_reduce", async_op, timeout_s)
         self._refuse.tensor(tensor, "all_reduce")
         self._check_average(tensor, op)
         steps = collectives.all_reduce(*self._place(), _flat(tensor), op)
         work = self._start("all_reduce", steps, overlap=async_op)
-        return later_or_now(work, async_op)
+        return later_or_now(work, async_op, timeout_s)
 
     @plain
     def reduce(

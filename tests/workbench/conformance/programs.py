@@ -586,6 +586,7 @@ def nobody_sends(ctx: RankContext, how: str) -> dict[str, Any] | None:
         "isend": lambda: comm.isend(box, 1).wait(0.15),
         "sendrecv": lambda: comm.sendrecv(box, 1, zeros(comm, 2), 1, timeout_s=0.15),
         "barrier": lambda: comm.barrier(timeout_s=0.15),
+        "all_reduce": lambda: comm.all_reduce(box, timeout_s=0.15),
         "soon": lambda: comm.recv(box, 1, timeout_s=0.0),
     }
     return loss(waits[how]) if comm.rank == 0 else None

@@ -51,11 +51,16 @@ class EventComm(Wrapper):
         return _WatchedWork(result, self._events, number)  # type: ignore[return-value,arg-type]
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        op: ReduceOp = ReduceOp.SUM,
+        async_op: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> Work | None:
         """See `Comm.all_reduce`."""
         if not async_op or not isinstance(tensor, Tensor):
-            return super().all_reduce(tensor, op, async_op)
+            return super().all_reduce(tensor, op, async_op, timeout_s=timeout_s)
         under_way = tensor.detach().clone()
         work = super().all_reduce(under_way, op, async_op)
         assert isinstance(work, _WatchedWork)
