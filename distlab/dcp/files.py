@@ -264,7 +264,7 @@ _MAY_BE_THERE = {
     "torch.serialization": {"_get_layout"},
     "collections": {"OrderedDict"},
 }
-"""Names in the metadata of torch 2.11 to 2.14; some of them are private."""
+"""Types in the metadata that torch's FileSystemWriter saves; some are private."""
 _PATHS = ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path")
 
 
