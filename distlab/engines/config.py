@@ -101,7 +101,7 @@ class DistributedConfig:
     monitor_dir: str | Path | None = None
     """A new folder for the records of all ranks, which `distlab top` shows."""
     monitor_also: str | Sequence[str] = ()
-    """Also send them to tensorboard, prometheus or prometheus:PORT."""
+    """Also send them to tensorboard, prometheus[:PORT] or otlp[:[ADDRESS:]PORT]."""
     log_every_n_steps: int = 10
     early_stopping: int | None = None
     """Stop after this many epochs without a better validation loss."""
