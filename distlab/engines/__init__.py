@@ -4,6 +4,7 @@ config        DistributedConfig: a training's settings, checked before it starts
 expect        checks of its fields
 trainer       PyTorchDDPTrainer: the training in an ordinary script
 worker        the training of one rank, the same on every engine
+callbacks     what the caller, or we, add to a training at certain points
 strategy      the interface of an engine: one rank of a training
 strategies    the table of engines; *_strategy.py registers each, with its facts
 samples       which rank trains on which samples
@@ -24,6 +25,7 @@ tensorflow_start, tensorflow_rank, keras_model: how TensorFlow's ranks meet, wha
 send them
 """
 
+from distlab.engines.callbacks import Callback, Training
 from distlab.engines.config import DistributedConfig
 from distlab.engines.deepspeed_trainer import DeepSpeedTrainer
 from distlab.engines.expect import EngineError
@@ -37,6 +39,7 @@ from distlab.engines.tuner import DistributedTuner
 
 __all__ = [
     "Asha",
+    "Callback",
     "DeepSpeedTrainer",
     "DistributedConfig",
     "DistributedTuner",
@@ -47,6 +50,7 @@ __all__ = [
     "PyTorchDDPTrainer",
     "RayTrainer",
     "TensorFlowDistributedTrainer",
+    "Training",
     "choice",
     "loguniform",
     "uniform",

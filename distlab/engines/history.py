@@ -34,7 +34,7 @@ class History:
     losses: tuple[float, ...] = field(repr=False, default=())
     """Mean loss of each step's global batch, before the step."""
     stopped_by: str = ""
-    """Why it ended early: early_stopping, max_steps or max_cost; otherwise ""."""
+    """Why it ended early: early_stopping, max_steps, max_cost or callback, else ""."""
     cost: float = 0.0
     single_throughput: float | None = None
     """Throughput of one process, if the caller measured it."""

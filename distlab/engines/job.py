@@ -19,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
+from distlab.engines.callbacks import Callback
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.history import History
@@ -47,6 +48,7 @@ class Job:
     mlflow_run: tuple[str, str] | None = None
     """The tracking server and the id of a run that the caller keeps open."""
     verbose: bool = True
+    callbacks: tuple[Callback, ...] = ()
     keeps_optimizer: bool = False
     """True if the outcome includes the optimizer's state."""
 

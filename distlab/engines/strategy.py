@@ -304,6 +304,11 @@ class Strategy:
         for part in self._frozen:
             part.training = False
 
+    @property
+    def model_and_optimizer(self) -> tuple[Any, Any]:
+        """Return the model and the optimizer that callbacks see."""
+        return self.module, self.optimizer
+
     def rates(self) -> list[float]:
         """Return the learning rate of each group of parameters; local."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]

@@ -159,6 +159,11 @@ class TensorFlow(Strategy):
         if not is_on:
             self._average_moving()
 
+    @property
+    def model_and_optimizer(self) -> tuple[Any, Any]:
+        """Implement `Strategy.model_and_optimizer`: Keras's model and optimizer."""
+        return self.model, self.keras_optimizer
+
     def rates(self) -> list[float]:
         """Implement `Strategy.rates`."""
         return [float(self.keras_optimizer.learning_rate.numpy())]

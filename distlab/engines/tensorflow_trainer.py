@@ -8,11 +8,11 @@ backends.
 
 Limits: we read all samples into memory once, so if the dataset draws random numbers,
 they are the same in every epoch. We don't compute metrics that you pass to compile():
-History has the loss and, for targets that are class numbers, the accuracy. Callbacks
-and sample weights aren't supported. Keras's SGD multiplies the learning rate into its
-momentum and torch's doesn't, so with a warm-up their steps differ. Only this backend
-can continue its checkpoints, but on any number of ranks. All nodes must reach each
-other on any port. With TensorFlow's GPU build, each rank would take the GPU of its
+History has the loss and, for targets that are class numbers, the accuracy. Keras's
+callbacks and sample weights aren't supported. Keras's SGD multiplies the learning rate
+into its momentum and torch's doesn't, so with a warm-up their steps differ. Only this
+backend can continue its checkpoints, but on any number of ranks. All nodes must reach
+each other on any port. With TensorFlow's GPU build, each rank would take the GPU of its
 local number, but we haven't tried that.
 """
 

@@ -9,7 +9,7 @@ The ranks train copies, and `model` gets the final weights. Under torchrun, srun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distlab.engines.callbacks import Callback, expect_callbacks
 from distlab.engines.config import FOLDERS, config_from
 from distlab.engines.deepspeed_config import optimizer_in, scheduler_in
 from distlab.engines.expect import EngineError, expect_int
@@ -63,7 +64,8 @@ class Trainer:
     `scheduler` is one of torch's learning-rate schedulers on `optimizer`, or a function
     that creates one from it. We step it after each epoch, or after each step if you set
     scheduler_interval="step". ReduceLROnPlateau watches the validation's loss, or its
-    accuracy with mode="max". All other arguments are fields of DistributedConfig.
+    accuracy with mode="max". `callbacks` run your code at certain points, see
+    callbacks.py. All other arguments are fields of DistributedConfig.
 
     Raises:
         EngineError: a field is misspelt or invalid, or contradicts another.
@@ -83,10 +85,12 @@ class Trainer:
         optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None,
         scheduler: Any = None,
         scheduler_interval: str = "epoch",
+        callbacks: Sequence[Callback] = (),
         verbose: bool = True,
         **config: Any,
     ) -> None:
         self.model = model
+        self.callbacks = expect_callbacks(callbacks)
         if optimizer is None and is_scheduler(scheduler):
             optimizer = scheduler.optimizer
         self.scheduler, self.scheduler_interval = scheduler, scheduler_interval
@@ -299,6 +303,7 @@ class Trainer:
             config=_absolute(config),
             max_steps=max_steps,
             verbose=self.verbose,
+            callbacks=self.callbacks,
             keeps_optimizer=has_own and find_strategy(config.backend).keeps_optimizer,
         )
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from distlab.cost import cost_of
 from distlab.engines import saving
+from distlab.engines.callbacks import Callback, Profile, Training
 from distlab.engines.config import DistributedConfig, with_world_size
 from distlab.engines.expect import EngineError, expect_float32
 from distlab.engines.history import EpochRow, History
@@ -35,9 +36,9 @@ from distlab.engines.strategies import find_strategy
 from distlab.engines.strategy import Moved, Strategy
 from distlab.monitor import StepRecord
 from distlab.monitor.meter import gpu_utilization, peak_memory_bytes
-from distlab.monitor.profile import StepProfiler
 
 IN_AN_EPOCH = ("max_steps", "max_cost")  # these end a training within an epoch
+CALLBACK = "callback"  # this does so, or ends it after an epoch
 
 
 def train(job: Job, strategy: Strategy | None = None) -> Outcome:
@@ -61,8 +62,7 @@ def train(job: Job, strategy: Strategy | None = None) -> Outcome:
             try:
                 return loop.run()
             finally:
-                if loop.profiler:
-                    loop.profiler.close()
+                loop.call("on_train_end")
     finally:
         strategy.close()
 
@@ -84,14 +84,22 @@ class TrainingLoop:
         self.stopped_by = ""
         self.epoch_began = (0, 0)  # steps and losses before this epoch
         self.pending: list[Tensor] = []  # losses of steps since the last record
-        self.profiler: StepProfiler | None = None
+        self.is_in_epoch = False  # True if the newest epoch lacks steps
         self.grad_norm = self.rate = 0.0
         self.data_wait_s, self.num_own = 0.0, 0  # since the last record
+        model, optimizer = strategy.model_and_optimizer
+        self.training = Training(
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
+            model=model,
+            optimizer=optimizer,
+        )
+        self.callbacks: list[Callback] = []  # those that have begun
 
     def run(self) -> Outcome:
         """Train until the last epoch, or until something ends it earlier."""
         began = time.perf_counter()
-        self._open_profiler()
         self._expect_to_save()
         self._resume()
         self._open_folder()
@@ -103,6 +111,7 @@ class TrainingLoop:
             self.stopped_by = "max_cost"
         self.epoch_began = self.num_steps, len(self.losses)
         self.strategy.share_state(self._live_state, self._take_live_state)
+        self._begin_callbacks()
         while not self.stopped_by and len(self.rows) < self.config.epochs:
             with contextlib.suppress(Moved):
                 self._epoch(len(self.rows) + 1)
@@ -127,18 +136,32 @@ class TrainingLoop:
             schedule=self._schedule_state(),
         )
 
-    def _open_profiler(self) -> None:
-        if self.config.profile_dir is None:
-            return
-        folder = Path(self.config.profile_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EngineError(
-                f"profile_dir {folder} cannot be created: {error.strerror}"
-            ) from error
-        strategy = self.strategy
-        self.profiler = StepProfiler(folder, strategy.rank, strategy.device)
+    # ── callbacks ───────────────────────────────────────────────────────────────────
+
+    def _begin_callbacks(self) -> None:
+        folder = self.config.profile_dir
+        own = [] if folder is None else [Profile(folder)]
+        for one in (*own, *self.job.callbacks):
+            self.callbacks.append(one)
+            self._note_progress()
+            one.on_train_begin(self.training)
+        self._stop_by_callback()
+
+    def call(self, moment: str) -> None:
+        """Call this method of each callback that has begun."""
+        self._note_progress()
+        for one in self.callbacks:
+            getattr(one, moment)(self.training)
+
+    def _note_progress(self) -> None:
+        training = self.training
+        training.step, training.rows = self.num_steps, self.rows
+        training.learning_rate, training.grad_norm = self.rate, self.grad_norm
+
+    def _stop_by_callback(self) -> None:
+        """Stop if a callback of any rank wants to; collective."""
+        if self.job.callbacks and self._mean(float(self.training.wants_to_stop)):
+            self.stopped_by = self.stopped_by or CALLBACK
 
     # ── an epoch ────────────────────────────────────────────────────────────────────
 
@@ -168,7 +191,9 @@ class TrainingLoop:
         self.records.epoch(self.num_steps, row)
         if self._has_stalled():
             self.stopped_by = self.stopped_by or "early_stopping"
-        if self.stopped_by not in IN_AN_EPOCH:
+        self.call("on_epoch_end")
+        self._stop_by_callback()
+        if not self._ended_in_epoch:
             self._step_schedule("epoch", row)
         self._save()
 
@@ -190,8 +215,7 @@ class TrainingLoop:
             self.grad_norm = strategy.step()
             self.num_steps += 1
             self._step_schedule("step")
-            if self.profiler:
-                self.profiler.end_step()
+            self.call("on_step_end")
             self.pending.append(part * strategy.factor)
             part = torch.zeros_like(part)
             is_last = self._has_all_steps()
@@ -203,6 +227,13 @@ class TrainingLoop:
                 break
         if self.pending:
             self._record(began)
+        self.is_in_epoch = self.num_steps - self.epoch_began[0] < per_epoch
+
+    @property
+    def _ended_in_epoch(self) -> bool:
+        """Return True if this epoch isn't complete, so that it can't be saved."""
+        is_cut = self.stopped_by == CALLBACK and self.is_in_epoch
+        return is_cut or self.stopped_by in IN_AN_EPOCH
 
     def _num_passed(self, plan: list[Microbatch]) -> int:
         """Return the number of microbatches in the epoch's steps that we have taken."""
@@ -242,9 +273,10 @@ class TrainingLoop:
         strategy = self.strategy
         own = torch.stack(self.pending)
         self.pending = []
-        seconds = torch.tensor([now - began], dtype=torch.double, device=own.device)
-        mean = strategy.sum(torch.cat([own, seconds])) / strategy.group_size
-        *losses, spent = mean.tolist()
+        more = [now - began, float(self.training.wants_to_stop)]
+        more_of_rank = torch.tensor(more, dtype=torch.double, device=own.device)
+        mean = strategy.sum(torch.cat([own, more_of_rank])) / strategy.group_size
+        *losses, spent, wishes = mean.tolist()
         self.losses += losses
         self.spent_s += spent
         if self.config.monitor_dir is not None:
@@ -260,6 +292,8 @@ class TrainingLoop:
                     "num_gpus": float(strategy.world_size),
                 },
             )
+        if wishes:
+            self.stopped_by = CALLBACK
         if self._is_too_expensive():
             self.stopped_by = "max_cost"
         return now
@@ -383,7 +417,7 @@ class TrainingLoop:
         config, number = self.config, len(self.rows)
         if config.checkpoint_dir is None:
             return
-        if self.stopped_by in IN_AN_EPOCH:
+        if self._ended_in_epoch:
             return
         is_last = bool(self.stopped_by) or number == config.epochs
         if number % config.checkpoint_frequency and not is_last:
