@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _engine_ranks as ranks
 from distlab.engines import EngineError, PyTorchDDPTrainer
 from distlab.engines.torchft_strategy import LIFE
 from distlab.models.mlp import make_mlp
+from tests.corpora import engine_ranks as ranks
 
 os.environ.setdefault("RUST_LOG", "error")  # or torchft logs each message
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")

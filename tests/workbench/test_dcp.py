@@ -283,6 +283,7 @@ def test_the_command_refuses_and_leaves_everything(
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_the_command_converts_a_script_s_folder(tmp_path: Path) -> None:
     weights, moments = get_state_dict(*stepped())
     state = {"model": weights, "optim": moments, "distlab": {"step": 4, "epoch": 2}}

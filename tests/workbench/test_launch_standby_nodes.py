@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _recovery_jobs as jobs
 from distlab.chaos import partition
 from distlab.chaos.faults import FIRED
 from distlab.launch import LaunchConfig
@@ -27,6 +26,7 @@ from distlab.launch.nodes import NodeCame, NodeLost, Said
 from distlab.launch.report import Gone
 from distlab.launch.stage import Stage
 from distlab.launch.stores import Store
+from tests.corpora import recovery_jobs as jobs
 from tests.workbench.course import ROOT
 from tests.workbench.launching import (
     Agent,

@@ -220,6 +220,7 @@ def test_another_packages_strategy_trains_as_torchs_ddp_does(other: Path) -> Non
         ]
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_it_and_refuses_a_broken_one(other: Path) -> None:
     helped = run(other, "-m", "distlab", "train", "--help")
     assert helped.returncode == 0
