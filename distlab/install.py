@@ -25,6 +25,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -73,8 +74,11 @@ def wants_cpu_build(
 
 def fits(version: str, requirement: str) -> bool:
     """Return True if a version fits a requirement such as ``torch>=2.11,<2.15``."""
-    # pip's copy, since nothing else is installed yet.
-    from pip._vendor.packaging.requirements import Requirement
+    # pip's copy, since nothing else is installed yet. On Python 3.11, setuptools warns
+    # when pip is imported after distutils.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pip._vendor.packaging.requirements import Requirement
 
     return Requirement(requirement).specifier.contains(version)
 

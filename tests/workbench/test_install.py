@@ -65,6 +65,24 @@ def test_range(version: str, is_fitting: bool) -> None:
     assert install.fits(version, WANTED) is is_fitting
 
 
+def test_versions_can_be_compared_where_distutils_is_imported_already() -> None:
+    program = f"""\
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+        import setuptools, distutils.core  # Python 3.12 has no distutils
+    except ImportError:
+        pass
+from distlab import install
+assert install.fits("2.12", {WANTED!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_wish_in_the_environment_counts_unless_a_flag_says_more() -> None:
     assert install.read_wish("auto", {}) == "auto"
     assert install.read_wish("auto", {"DISTLAB_TORCH": "cpu"}) == "cpu"
