@@ -15,7 +15,7 @@ ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
 .PHONY: .venv/.ready
 endif
 
-.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-torch test-ray test-horovod test-deepspeed test-tensorflow test-torchft check check-types check-style docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
+.PHONY: help demo test test-slow test-touched test-failed test-all test-tracking test-portable test-manifests test-slurm test-docker test-wheel wheel test-trainer test-dcp test-torch test-ray test-horovod test-deepspeed test-tensorflow test-torchft check check-types check-style docs test-docs templates figures mutants blind notebooks bench chaos nodes soak
 
 help:  ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -67,12 +67,16 @@ wheel: .venv/.ready-dev  ## build a wheel in dist/, which pip can install withou
 test-trainer: .venv/.ready  ## test the capstone's engines and options, and resuming it
 	@$(PY) -m pytest tests/workbench/test_imagenet_trainer_runs.py
 
+test-dcp: .venv/.ready  ## test checkpoints in torch's format with every engine
+	@$(PY) -m pytest tests/workbench/test_dcp.py tests/workbench/test_dcp_ranks.py
+
 # The range is in pyproject.toml; .venv has the release that install.py finds first.
 TORCH ?= 2.14
 test-torch: .venv-torch-$(TORCH)/.ready  ## test with another release of torch: TORCH=2.11
 	@.venv-torch-$(TORCH)/bin/python -m pytest $(PARALLEL) -m "not own" \
 	  tests/workbench/test_sim_torch*.py tests/workbench/test_comm*.py \
-	  tests/workbench/test_torch*.py tests/workbench/test_distributed*.py
+	  tests/workbench/test_torch*.py tests/workbench/test_distributed*.py \
+	  tests/workbench/test_dcp.py
 
 test-ray: .venv-ray/.ready  ## test Ray Train and Ray Tune with two real workers
 	@.venv-ray/bin/python -m pytest tests/engines/test_ray.py tests/engines/test_ray_tune.py

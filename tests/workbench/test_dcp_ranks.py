@@ -18,6 +18,7 @@ from tests.workbench.dcp_trainings import PER_EPOCH, fsdp2, of_library, on_engin
 from tests.workbench.distributed_ranks import ranks
 
 pytestmark = pytest.mark.slow
+OWN = pytest.mark.own  # `make test-dcp`: half a minute each, and little that is new
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,10 @@ def expect_close(losses: Any, others: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        ("adamw", {"backend": "pytorch-ddp", "zero_stage": 1}),
-        ("momentum", {"backend": "scratch"}),
-        ("sgd", {"backend": "fsdp2"}),
+        pytest.param("adamw", {"backend": "pytorch-ddp", "zero_stage": 1}, id="zero"),
+        pytest.param("momentum", {"backend": "scratch"}, id="scratch", marks=OWN),
+        pytest.param("sgd", {"backend": "fsdp2"}, id="fsdp2", marks=OWN),
     ],
-    ids=["zero", "scratch", "fsdp2"],
 )
 def test_an_engine_and_a_script_of_fsdp2_continue_each_other(
     kind: str, config: dict[str, Any], tmp_path: Path
@@ -60,7 +60,11 @@ def test_an_engine_and_a_script_of_fsdp2_continue_each_other(
 
 @pytest.mark.parametrize(
     ("kind", "stage", "writes"),
-    [("adamw", 1, "dcp"), ("momentum", 2, "shards"), ("adamw", 0, "dcp")],
+    [
+        pytest.param("adamw", 1, "dcp", marks=OWN),
+        ("momentum", 2, "shards"),
+        pytest.param("adamw", 0, "dcp", marks=OWN),
+    ],
 )
 def test_the_library_and_a_script_of_fsdp2_continue_each_other(
     kind: str, stage: int, writes: str, cluster: Cluster, tmp_path: Path
