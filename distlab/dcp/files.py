@@ -17,7 +17,7 @@ import pickle
 import shutil
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def write(folder: Path, state: State, *, replaces: bool = False) -> Path:
 
 
 def _put_in_place(new: Path, folder: Path) -> None:
-    _sync(new)
+    sync_folder(new)
     old = new.with_suffix(f".old{TEMPORARY}")
     if os.path.lexists(folder):
         folder.rename(old)
@@ -89,11 +89,12 @@ def _put_in_place(new: Path, folder: Path) -> None:
         with suppress(OSError):
             old.rename(folder)
         raise
-    _sync(folder.parent)
+    sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Write to disk which files a folder has."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -112,8 +113,10 @@ def _without_warnings() -> Iterator[None]:
 # ── reading ─────────────────────────────────────────────────────────────────────────
 
 
-def read(folder: Path) -> State:
+def read(folder: Path, part: str | None = None) -> State:
     """Read everything in a DCP folder, whatever ranks wrote it: unsharded, on the CPU.
+
+    With `part`, only what is below this key is read, and verified.
 
     Raises:
         DcpError: the folder isn't one of DCP's, is damaged, or contains anything other
@@ -124,7 +127,7 @@ def read(folder: Path) -> State:
     if not is_dcp(folder):
         raise DcpError(f"{folder}: {_why_not(folder)}")
     try:
-        return _read(folder)
+        return _read(folder, part)
     except DcpError as error:
         raise DcpError(f"{folder}: {error}") from error
     except FileNotFoundError as error:
@@ -151,7 +154,7 @@ def _why_not(folder: Path) -> str:
     return f"this is no DCP checkpoint, because it has no {METADATA}"
 
 
-def _read(folder: Path) -> State:
+def _read(folder: Path, part: str | None) -> State:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -174,10 +177,16 @@ def _read(folder: Path) -> State:
                 raise DcpError(f"{key!r} is not plain data") from error
 
     metadata = _metadata(folder / METADATA)
-    _verify(folder, metadata)
+    paths = metadata.planner_data or {}
+    kinds = {
+        key: kind
+        for key, kind in metadata.state_dict_metadata.items()
+        if part in (None, paths.get(key, (key,))[0])
+    }
+    _verify(folder, metadata, kinds)
     flat: State = {}
     wanted: State = {}
-    for key, kind in metadata.state_dict_metadata.items():
+    for key, kind in kinds.items():
         wanted[key] = None
         if isinstance(kind, TensorStorageMetadata):
             wanted[key] = torch.empty(kind.size, dtype=kind.properties.dtype)
@@ -185,16 +194,17 @@ def _read(folder: Path) -> State:
         with _without_warnings():
             load(wanted, storage_reader=Reader(folder), planner=Planner(), no_dist=True)
     flat = {**wanted, **flat}
-    paths = metadata.planner_data or {}
     nested: State = {}
-    for key in metadata.state_dict_metadata:
+    for key in kinds:
         _put(nested, paths.get(key, (key,)), flat[key])
     return nested
 
 
-def _verify(folder: Path, metadata: Any) -> None:
+def _verify(folder: Path, metadata: Any, keys: Container[str]) -> None:
     """Verify the checksum of each value that torch.save has written as an archive."""
     for index, place in metadata.storage_data.items():
+        if index.fqn not in keys:
+            continue
         with (folder / place.relative_path).open("rb") as file:
             file.seek(place.offset)
             data = file.read(place.length)

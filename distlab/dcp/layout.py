@@ -87,17 +87,31 @@ def load_state(folder: Path) -> TrainingState:
         raise DcpError(f"{folder} has no {OPTIM!r}: save the optimizer too")
     if not isinstance(own, dict):
         own = {}
-    try:
-        more = restored(json.loads(own.get("outline", "null")), own.get("tensors", {}))
-    except (ValueError, KeyError, TypeError) as error:
-        raise DcpError(f"{folder}: its part {OWN!r} is damaged") from error
     return TrainingState(
         model=model,
         optim=_nested_optimizer(folder, optim, list(model)),
         step=_number(own.get("step")),
         epoch=_number(own.get("epoch")),
-        more=more or {},
+        more=_more_in(folder, own),
     )
+
+
+def load_more(folder: Path) -> State:
+    """Read only `more`, without the model and the optimizer.
+
+    Raises:
+        DcpError: the folder isn't one of DCP's, or this part of it is damaged.
+    """
+    own = read(folder, OWN).get(OWN)
+    return _more_in(folder, own if isinstance(own, dict) else {})
+
+
+def _more_in(folder: Path, own: State) -> State:
+    outline = own.get("outline", "null")
+    try:
+        return restored(json.loads(outline), own.get("tensors", {})) or {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DcpError(f"{folder}: its part {OWN!r} is damaged") from error
 
 
 def _number(value: Any) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distlab.dcp import DcpError, TrainingState, load_state, save_state
+from distlab.dcp import DcpError, TrainingState, load_more, load_state, save_state
 from distlab.engines.expect import EngineError
 from distlab.engines.history import EpochRow
 
@@ -42,6 +42,15 @@ def load(folder: Path) -> dict[str, Any]:
         return from_state(load_state(folder))
     except DcpError as error:
         raise EngineError(str(error)) from error
+
+
+def began(folder: Path) -> float:
+    """Return when the training began that saved a folder, 0 if nobody knows.
+
+    Raises:
+        DcpError: the folder can't be read.
+    """
+    return float(load_more(folder).get("state", {}).get("began", 0.0))
 
 
 def to_state(state: dict[str, Any]) -> TrainingState:

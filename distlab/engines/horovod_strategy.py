@@ -12,7 +12,6 @@ Source: Horovod's documentation, "Horovod with PyTorch" and "Run Horovod".
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,13 +25,12 @@ from distlab.engines import rank as ranks
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.optimizers import Make, make_optimizer
-from distlab.engines.outside import engine
+from distlab.engines.outside import end, engine, environment_of_ranks
 from distlab.engines.strategies import register_strategy
 from distlab.engines.strategy import Strategy, make_scaler
 from distlab.engines.torch_strategy import device_of_rank
 
 HOW = "make test-horovod builds it in .venv-horovod"
-GRACE_S = 10.0
 
 
 class Horovod(Strategy):
@@ -128,19 +126,13 @@ def horovodrun(
     run += ["-H", f"localhost:{num_ranks}"]
     if timeline is not None:
         run += ["--timeline-filename", str(Path(timeline).resolve())]
-    folders = os.pathsep.join(map(os.path.abspath, sys.path))
-    # Several ranks on one machine: as many threads each as torchrun gives them.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": folders}
+    environment = environment_of_ranks()
     with said.open("w", encoding="utf-8") as file:
         process = subprocess.Popen([*run, *command], env=environment, stderr=file)
         try:
             return process.wait()
         except BaseException:
-            process.terminate()  # it ends its ranks
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process)  # it ends its ranks
             raise
 
 

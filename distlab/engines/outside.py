@@ -1,11 +1,19 @@
-"""Import an engine that you install separately, or say in one line how to get it."""
+"""Engines that you install separately: import them, and run processes of theirs.
+
+If one isn't installed, the error says in one line how to get it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from typing import Any
 
 from distlab.engines.expect import EngineError
+
+GRACE_S = 10.0  # from SIGTERM to SIGKILL
 
 
 def engine(module: str, name: str, install: str = "") -> Any:
@@ -25,3 +33,23 @@ def not_installed(module: str, name: str, install: str = "") -> EngineError:
     """Return the error for a module that the backend `name` needs and doesn't have."""
     how = install or f"pip install -e '.[{name}]'"
     return EngineError(f"backend {name} needs {module}, which is not installed: {how}")
+
+
+def environment_of_ranks() -> dict[str, str]:
+    """Return the environment for ranks that an engine starts on this machine.
+
+    They find the same modules as this process, and use one thread each, as under
+    torchrun, because there are several of them.
+    """
+    folders = os.pathsep.join(map(os.path.abspath, sys.path))
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": folders}
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process: ask it to, and kill it if it takes too long."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

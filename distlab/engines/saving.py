@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from distlab.comm._disk import is_url
-from distlab.dcp import is_dcp
+from distlab.dcp import is_dcp, sync_folder
 from distlab.engines import dcp_state
 from distlab.engines.expect import EngineError
 
@@ -52,7 +52,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any], kind: str = "pt") -> P
             os.fsync(file.fileno())
         _open(unfinished)
         unfinished.replace(path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise EngineError(
@@ -128,14 +128,6 @@ def _why(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[0]
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def load(source: bool | str | Path, folder: str | Path | None) -> dict[str, Any] | None:
     """Load the checkpoint to continue from; None if `folder` has none yet.
 
@@ -180,7 +172,7 @@ def _began(path: Path) -> float:
     """Return when a checkpoint's training began; one that can't be read comes first."""
     try:
         if is_dcp(path):
-            return float(dcp_state.load(path).get("began", 0.0))
+            return dcp_state.began(path)
         state = torch.load(path, "cpu", weights_only=True, mmap=True)
         return float(state.get("began", 0.0))
     except Exception:

@@ -155,7 +155,9 @@ class Entry:
         """
         usual = {one.name: one.default for one in fields(config)}
         for name, accepted in LIMITS.items():
-            value = config.precision if name in PRECISION else getattr(config, name)
+            value = getattr(config, name)
+            if name == "mixed_precision":  # whose True means fp16
+                value = config.precision
             known = getattr(self, accepted)
             if value is not None and value not in known:
                 raise self._refused(name, value, known)
@@ -183,7 +185,6 @@ class Entry:
         )
 
 
-PRECISION = ("mixed_precision",)  # whose True means fp16: we compare what it means
 _table: dict[str, Entry] = {}
 _broken: dict[str, str] = {}
 

@@ -44,7 +44,7 @@ from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.losses import Loss
 from distlab.engines.optimizers import Make, make_optimizer
-from distlab.engines.outside import engine
+from distlab.engines.outside import end, engine, environment_of_ranks
 from distlab.engines.samples import Microbatch
 from distlab.engines.strategies import register_strategy
 from distlab.engines.strategy import Moved, Strategy
@@ -60,7 +60,7 @@ JOIN_MS = 60_000  # how long a quorum waits for a replica that is alive
 OPERATION = timedelta(minutes=1)
 QUORUM = timedelta(minutes=10)  # the others may be validating
 LIVES = 3  # restarts of a replica
-GRACE_S, LOOK_S = 10.0, 0.05
+LOOK_S = 0.05
 
 
 class TorchFT(Strategy):
@@ -363,13 +363,9 @@ class Replicas:
     def end(self) -> None:
         """End what still runs."""
         for process in self.processes.values():
-            process.terminate()
+            process.terminate()  # all of them at once
         for process in self.processes.values():
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
         for log in self.logs.values():
             log.close()
 
@@ -392,11 +388,8 @@ def running(config: DistributedConfig) -> Iterator[Replicas]:
     )
     store = TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     port = server.address().rpartition(":")[2]
-    folders = os.pathsep.join(map(os.path.abspath, sys.path))
     environment = {
-        "OMP_NUM_THREADS": "1",  # several replicas on one machine
-        **os.environ,
-        "PYTHONPATH": folders,
+        **environment_of_ranks(),
         "WORLD_SIZE": str(config.world_size),
         LIGHTHOUSE: f"http://{LOCALHOST}:{port}",
         MEETING: str(store.port),

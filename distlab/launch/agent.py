@@ -39,7 +39,8 @@ from distlab.given.recovering import (
     exit_code_of,
 )
 from distlab.launch.elastic_decisions import Ask, ElasticForm, Say, Waits
-from distlab.launch.host import LOOK_S, NO_LOOK, Heard, Look, Looked
+from distlab.launch.forked import Heard
+from distlab.launch.host import LOOK_S, NO_LOOK, Look, Looked
 from distlab.launch.hosts import Hosts
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Terminal

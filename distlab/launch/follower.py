@@ -16,7 +16,8 @@ from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError
 from distlab.given.launching import Ended, Interrupted
 from distlab.launch.config import LaunchConfig
-from distlab.launch.host import LOOK_S, Heard, Host, Looked, as_words
+from distlab.launch.forked import Heard
+from distlab.launch.host import LOOK_S, Host, Looked, as_words
 from distlab.launch.hub import Say
 from distlab.launch.inbox import Inbox
 from distlab.launch.logs import Log, Terminal, open_another

@@ -248,16 +248,3 @@ def _shifted(words: Words, by_s: float) -> Words:
         for name, value in words["times"].items()
     }
     return {**words, "times": times}
-
-
-__all__ = [
-    "LOOK_S",
-    "NO_LOOK",
-    "Gone",
-    "Heard",
-    "Host",
-    "Look",
-    "Looked",
-    "as_event",
-    "as_words",
-]

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from distlab.cli.checkpoint import checkpoint
 from distlab.dcp import DcpError, is_dcp, load_state
 from distlab.dcp.files import METADATA, read, write
-from distlab.engines import EngineError, saving
+from distlab.engines import EngineError, dcp_state, saving
 from tests.workbench.dcp_trainings import on_engine
 from tests.workbench.fsdp2_script import Net, make_optimizer, samples
 
@@ -142,6 +142,27 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
     with pytest.raises(EngineError):
         saving.load(folder, None)
     assert "ran" not in capsys.readouterr().out
+
+
+def test_with_damaged_weights_the_checkpoint_before_is_taken(tmp_path: Path) -> None:
+    on_engine(1, "sgd", 2, checkpoint_dir=tmp_path, checkpoint_format="dcp")
+    newest = tmp_path / "epoch_0002"
+    began = dcp_state.began(newest)
+    with (newest / METADATA).open("rb") as file:
+        places = pickle.load(file).storage_data
+    first = next(place for at, place in places.items() if at.fqn.startswith("model."))
+    data = bytearray((newest / DATA).read_bytes())
+    data[first.offset + first.length // 2] ^= 1
+    (newest / DATA).write_bytes(data)
+    with pytest.raises(DcpError):
+        read(newest)
+    assert dcp_state.began(newest) == began > 0
+    found = saving.load(True, tmp_path)
+    assert found is not None
+    assert len(found["rows"]) == 1
+    (said,) = found["passed_over"]
+    assert str(newest) in said
+    assert "earlier training" not in said
 
 
 def stepped(kind: str = "adamw") -> tuple[nn.Module, torch.optim.Optimizer]:
