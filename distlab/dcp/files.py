@@ -114,7 +114,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def read(folder: Path, part: str | None = None) -> State:
-    """Read everything in a DCP folder, whatever ranks wrote it: unsharded, on the CPU.
+    """Read everything in a DCP folder, unsharded and onto the CPU.
 
     With `part`, only what is below this key is read, and verified.
 

@@ -51,8 +51,8 @@ class Training:
     def stop(self) -> None:
         """Stop the training run on all ranks, even if only one of them asks for it.
 
-        Within an epoch, this happens at the next of the steps in which the losses are
-        summed over the ranks, which are `log_every_n_steps` apart.
+        In the middle of an epoch, they stop at the next step where losses are summed
+        across ranks, which happens every `log_every_n_steps` steps.
         """
         self.wants_to_stop = True
 

@@ -38,8 +38,8 @@ def not_installed(module: str, name: str, install: str = "") -> EngineError:
 def environment_of_ranks() -> dict[str, str]:
     """Return the environment for ranks that an engine starts on this machine.
 
-    They find the same modules as this process, and use one thread each, as under
-    torchrun, because there are several of them.
+    They can import the same modules as this process. Because there are several of
+    them, each uses one thread, as under torchrun.
     """
     folders = os.pathsep.join(map(os.path.abspath, sys.path))
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": folders}

@@ -6,9 +6,9 @@ How this works:
            ◀── replies, ends ──────────      ▲                        │
                                              └──── SIGCHLD, status ───┘
 
-The server starts no thread, because a fork copies only the thread that calls it. It
+The server doesn't start any threads, because fork() copies only the calling thread. It
 waits for a request, or for a signal that a child has ended. When the parent's socket
-closes, for whatever reason, the server ends every process below it and then itself.
+closes, for whatever reason, the server kills all of its descendants and exits.
 
 A subclass knows its protocol and what a child becomes: `runner.zygote` forks the ranks
 of a run, and `launch.forker` the processes that run a user's script.
