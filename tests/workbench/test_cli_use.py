@@ -44,10 +44,10 @@ def test_auto_is_mine_once_it_has_passed(here: Course, golden: Golden) -> None:
 
 
 def test_settings_of_units_and_tasks(
-    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    here: Course, capsys: Capture, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     use("mine", ["trainer"])
-    assert "until you write one of these tasks" in capsys.readouterr().out
+    golden("cli/use-mine-unwritten", capsys.readouterr().out)
     here.fill(FIRST, "return 'mine'")
     assert use("mine", ["collectives"]) == 0
     said = capsys.readouterr().out
