@@ -247,21 +247,13 @@ def train_alone(
     config: DdpConfig,
     files: Files | None,
     units: Mapping[str, Choice],
-    *,
-    on_shards: Callable[[list[Shard], int], None] | None = None,
-    on_moment: Callable[[Moment], None] | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    **watched: Any,
 ) -> DdpResult:
-    """Run the same program in one process, on the same global batches."""
-    return train(
-        cluster,
-        replace(config, world_size=1),
-        files,
-        units,
-        on_shards=on_shards,
-        on_moment=on_moment,
-        on_epoch=on_epoch,
-    )
+    """Run the same program in one process, on the same global batches.
+
+    `watched` are callbacks, as for `train`.
+    """
+    return train(cluster, replace(config, world_size=1), files, units, **watched)
 
 
 def compare(on_ranks: DdpResult, alone: DdpResult) -> Beside:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from distlab.curriculum import load_curriculum, naming_file, read_source
@@ -29,7 +28,13 @@ from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster
 from distlab.training.ddp import PRELOADS, Moment, Shard, train
 from distlab.training.ddp_config import DdpConfig
-from distlab.training.digits_rank import Mode, accuracy_of, in_a_row, shuffled
+from distlab.training.digits_rank import (
+    Mode,
+    accuracy_of,
+    in_a_row,
+    shuffled,
+    train_plainly,
+)
 from distlab.training.proof import ACCURACY_FLOOR, Proof
 
 __all__ = [
@@ -189,30 +194,20 @@ def train_alone(config: DigitsConfig) -> DigitsResult:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _train_plainly(config)
+        return _train(config)
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _train_plainly(config: DigitsConfig) -> DigitsResult:
-    data = load_digits_split()
-    model = make_mlp(seed=config.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
-    size = config.global_batch_size
+def _train(config: DigitsConfig) -> DigitsResult:
+    data, model = load_digits_split(), make_mlp(seed=config.seed)
+    size, count = config.global_batch_size, len(data.train_targets)
     losses, epochs_s = [], []
     for epoch in range(config.epochs):
-        started, total = time.perf_counter(), 0.0
-        order = shuffled(config.seed, epoch, len(data.train_targets))
-        batches = [batch for batch in order.split(size) if len(batch) == size]
-        for batch in batches:
-            optimizer.zero_grad()
-            loss = cross_entropy(
-                model(data.train_inputs[batch]), data.train_targets[batch]
-            )
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach())
-        losses.append(total / len(batches))
+        started = time.perf_counter()
+        order = shuffled(config.seed, epoch, count)[: count - count % size]
+        found = train_plainly(model, config.learning_rate, data, order.split(size))
+        losses.append(statistics.mean(found))
         epochs_s.append(time.perf_counter() - started)
     return DigitsResult(
         config=config,

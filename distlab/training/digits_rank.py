@@ -6,11 +6,12 @@ import more than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from distlab.comm import Comm
 from distlab.data.digits import Digits
@@ -58,6 +59,24 @@ def step_summed(
 
 CONTROLS: dict[str, Callable[..., Any]] = {"alone": step_alone, "summed": step_summed}
 """Steps that replace the trainer's, by mode; the mode "averaged" replaces none."""
+
+
+def train_plainly(
+    model: nn.Module, learning_rate: float, data: Digits, batches: Iterable[Any]
+) -> list[float]:
+    """Train in one process without any of our code; return the loss of each batch.
+
+    A batch lists the numbers of its samples.
+    """
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=learning_rate), []
+    for batch in batches:
+        optimizer.zero_grad()
+        outputs = model(data.train_inputs[batch])
+        loss = cross_entropy(outputs, data.train_targets[batch])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def accuracy_of(model: nn.Module, data: Digits) -> float:
