@@ -53,26 +53,56 @@ class StopError(RuntimeError):
     """Raised if this run can't continue; one line says why."""
 
 
-class ChaosTraining:
-    """One rank's part of the run; all ranks create it, and step together."""
+class Learner:
+    """A rank's model and optimizer, and the steps in which faults may happen."""
 
-    def __init__(
-        self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
-    ) -> None:
-        comm = dist.default_comm()
-        self.comm, self.setting, self.faults, self.ledger = (
-            comm,
-            setting,
-            faults,
-            ledger,
-        )
+    def __init__(self, setting: Setting, faults: Faults, ledger: Ledger) -> None:
+        self.setting, self.faults, self.ledger = setting, faults, ledger
+        self.comm = dist.default_comm()
         torch.manual_seed(setting.seed)
         self.module = make_network(setting.dropout)
         self.model = dist.DistributedDataParallel(
             self.module, bucket_size_mib=BUCKET_MIB, comm_hook=self._send
         )
-        self.optimizer, self.schedule = make_optimizer(self.module)
-        data = load_digits_split()
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(), lr=_LR, momentum=_MOMENTUM
+        )
+        self.schedule = LambdaLR(self.optimizer, _falling)
+        self.step = 0
+
+    def find_gradients(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """Run forward and backward, and return the gradients."""
+        outputs = self.model(inputs)
+        self.faults.at("forward", self.step)
+        self.faults.poison("forward", self.step, outputs)
+        self.optimizer.zero_grad()
+        cross_entropy(outputs, targets).backward()
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+    def update(self) -> None:
+        """Take the step of the optimizer and of the learning rate."""
+        self.faults.at("optimizer", self.step)
+        self.optimizer.step()
+        self.schedule.step()
+        self.faults.poison("optimizer", self.step, next(self.module.parameters()))
+
+    def _send(self, comm: Comm, bucket: Any) -> Work:
+        """Send a bucket's gradients; a fault may happen between two buckets."""
+        self.faults.poison("all-reduce", self.step, bucket.flat)
+        work = comm.all_reduce(bucket.flat, async_op=True)
+        self.faults.at("all-reduce", self.step)
+        assert work is not None
+        return work
+
+
+class ChaosTraining(Learner):
+    """One rank's part of the run; all ranks create it, and step together."""
+
+    def __init__(
+        self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
+    ) -> None:
+        super().__init__(setting, faults, ledger)
+        comm, data = self.comm, load_digits_split()
         count = setting.num_samples
         self.loader = unit("data_loader").DistributedDataLoader(
             TensorDataset(
@@ -96,7 +126,6 @@ class ChaosTraining:
         self.real_disk = RealDisk(folder)
         self.saver = self.unit.AsyncSaver(comm, faults.disk(self.real_disk))
         self.notice = Notice(comm)
-        self.step = 0
         self._saving = 0  # the step of the checkpoint that is under way
         self._is_first = True
 
@@ -122,16 +151,8 @@ class ChaosTraining:
         self._settle()
 
     def _step(self, inputs: Tensor, targets: Tensor, samples: list[int]) -> None:
-        outputs = self.model(inputs)
-        self.faults.at("forward", self.step)
-        self.faults.poison("forward", self.step, outputs)
-        self.optimizer.zero_grad()
-        cross_entropy(outputs, targets).backward()
-        must_end = self._agree()
-        self.faults.at("optimizer", self.step)
-        self.optimizer.step()
-        self.schedule.step()
-        self.faults.poison("optimizer", self.step, next(self.module.parameters()))
+        must_end = self._agree(self.find_gradients(inputs, targets))
+        self.update()
         self.ledger.write("step", step=self.step, samples=samples)
         if self._is_first:
             self._is_first = False
@@ -143,17 +164,8 @@ class ChaosTraining:
             self._say(f"SIGTERM: saved step {self.step}")
             sys.exit(SAVED)
 
-    def _send(self, comm: Comm, bucket: Any) -> Work:
-        """Send a bucket's gradients; a fault may happen between two buckets."""
-        self.faults.poison("all-reduce", self.step, bucket.flat)
-        work = comm.all_reduce(bucket.flat, async_op=True)
-        self.faults.at("all-reduce", self.step)
-        assert work is not None
-        return work
-
-    def _agree(self) -> bool:
+    def _agree(self, grads: list[Tensor]) -> bool:
         """Return True if a rank has to end; all stop if a gradient isn't finite."""
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
         is_finite = all(bool(grad.isfinite().all()) for grad in grads)
         flags = torch.tensor([float(not is_finite), float(self.notice.is_here)])
         self.comm.all_reduce(flags, ReduceOp.MAX)
@@ -210,12 +222,6 @@ def make_network(dropout: float) -> nn.Module:
     ).double()
 
 
-def make_optimizer(module: nn.Module) -> tuple[torch.optim.SGD, LambdaLR]:
-    """Return SGD with momentum, and a learning rate that falls in each step."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=_LR, momentum=_MOMENTUM)
-    return optimizer, LambdaLR(optimizer, _falling)
-
-
 def is_finite_everywhere(comm: Comm, tensors: Iterable[Tensor]) -> bool:
     """Return True if no rank has a NaN or an infinity; collective."""
     is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
@@ -245,16 +251,21 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def main() -> int:
-    """Train as one rank and return the exit code."""
+def read_arguments() -> tuple[Setting, Path]:
+    """Return the setting, and the folder of ledgers and checkpoints."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, help="ledgers and checkpoints")
     parser.add_argument("--setting", default="{}", help="fields of Setting, as JSON")
     options = parser.parse_args()
-    setting = Setting.from_json(options.setting)
+    return Setting.from_json(options.setting), options.folder
+
+
+def main() -> int:
+    """Train as one rank and return the exit code."""
+    setting, folder = read_arguments()
     rank = int(os.environ.get("RANK", "0"))
     generation = 1 + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    ledger = Ledger(options.folder, rank, generation)
+    ledger = Ledger(folder, rank, generation)
     ledger.write("started", pid=os.getpid())
     training = None
     try:
@@ -262,7 +273,7 @@ def main() -> int:
             os.environ.get("DISTLAB_BACKEND", "gloo"), timeout_s=setting.timeout_s
         )
         ledger.write("met")
-        checkpoints = options.folder / "checkpoints"
+        checkpoints = folder / "checkpoints"
         faults = Faults(plan_here(), lambda: rank, checkpoints)
         training = ChaosTraining(setting, checkpoints, faults, ledger)
         training.resume()

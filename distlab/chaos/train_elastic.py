@@ -10,48 +10,37 @@ distlab.distributed.elastic.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import distlab.distributed as dist
 from distlab.chaos.faults import Faults
 from distlab.chaos.ledger import Ledger
 from distlab.chaos.plan import Setting, plan_here
 from distlab.chaos.train import (
-    BUCKET_MIB,
+    Learner,
     is_finite_everywhere,
-    make_network,
-    make_optimizer,
+    read_arguments,
     weights_of,
 )
-from distlab.comm import Comm, PeerLost, Work
+from distlab.comm import PeerLost
 from distlab.data.digits import load_digits_split
 from distlab.distributed.parts import unit
 from distlab.given import training_state
 from distlab.given.checkpoint import CheckpointError
 
 
-class ElasticTraining:
+class ElasticTraining(Learner):
     """One process: a rank of the run, or one that waits to become a rank."""
 
     def __init__(
         self, setting: Setting, folder: Path, faults: Faults, ledger: Ledger
     ) -> None:
-        self.setting, self.faults, self.ledger = setting, faults, ledger
-        self.comm = dist.default_comm()
-        torch.manual_seed(setting.seed)
-        self.module = make_network(setting.dropout)
-        self.model = dist.DistributedDataParallel(
-            self.module, bucket_size_mib=BUCKET_MIB, comm_hook=self._send
-        )
-        self.optimizer, self.schedule = make_optimizer(self.module)
+        super().__init__(setting, faults, ledger)
         self.data = load_digits_split()
         self.training = dist.elastic(
             {
@@ -87,26 +76,18 @@ class ElasticTraining:
         self._write("ended", step=step, size=size, **weights_of(self.module))
 
     def _step(self, index: int) -> None:
-        number = index + 1
+        self.step = number = index + 1
         if self.generation != self._generation:
             self._generation = self.generation
             self._write("resumed", step=index, refused=[])
         if index == 0:
             training_state.seed_all(self.setting.seed * 1000 + self.comm.rank)
-        self._number = number
-        samples = self._samples(index)
-        outputs = self.model(self.data.train_inputs[samples])
-        self.faults.at("forward", number)
-        self.faults.poison("forward", number, outputs)
-        self.optimizer.zero_grad()
-        cross_entropy(outputs, self.data.train_targets[samples]).backward()
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
-        self._require_finite(grads)
-        self.faults.at("optimizer", number)
-        self.optimizer.step()
-        self.schedule.step()
+        samples, data = self._samples(index), self.data
+        inputs, targets = data.train_inputs[samples], data.train_targets[samples]
+        self._require_finite(self.find_gradients(inputs, targets))
+        self.update()
         first = next(self.module.parameters())
-        for moment in ("optimizer", "save", "epoch"):
+        for moment in ("save", "epoch"):
             self.faults.poison(moment, number, first)
         self._require_finite(list(self.module.parameters()))
         self._write("step", step=number, samples=samples)
@@ -130,13 +111,6 @@ class ElasticTraining:
             self._say("a gradient or a weight is not finite: all ranks start again")
             sys.exit(1)
 
-    def _send(self, comm: Comm, bucket: Any) -> Work:
-        self.faults.poison("all-reduce", self._number, bucket.flat)
-        work = comm.all_reduce(bucket.flat, async_op=True)
-        self.faults.at("all-reduce", self._number)
-        assert work is not None
-        return work
-
     @property
     def generation(self) -> int:
         """The group's generation, which grows whenever the group is rebuilt."""
@@ -152,14 +126,10 @@ class ElasticTraining:
 
 def main() -> int:
     """Train as one process and return the exit code."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="ledgers and checkpoints")
-    parser.add_argument("--setting", default="{}", help="fields of Setting, as JSON")
-    options = parser.parse_args()
-    setting = Setting.from_json(options.setting)
-    ledger = Ledger(options.folder, 0, 0)
+    setting, folder = read_arguments()
+    ledger = Ledger(folder, 0, 0)
     dist.init_process_group("gloo", timeout_s=setting.timeout_s)
-    comm, checkpoints = dist.default_comm(), options.folder / "checkpoints"
+    comm, checkpoints = dist.default_comm(), folder / "checkpoints"
     faults = Faults(plan_here(), lambda: comm.rank, checkpoints)
     try:
         training = ElasticTraining(setting, checkpoints, faults, ledger)

@@ -245,8 +245,7 @@ class _Training:
     def _on_ranks(self, cluster: Cluster) -> DdpResult:
         from distlab.cli.ddp_bars import Bars
         from distlab.cli.training import shard_table
-        from distlab.training.ddp import train
-        from distlab.training.digits import Shard
+        from distlab.training.ddp import Shard, train
 
         config, quiet = self._config, self._order.as_json
         label = processes(config.world_size)

@@ -127,25 +127,19 @@ def _on_ranks(
 ) -> DigitsResult:
     from distlab.cli.training import LiveLine, shard_table
     from distlab.ranks import new_cluster
-    from distlab.training.digits import PRELOADS, Moment, train_on_ranks
+    from distlab.training.digits import PRELOADS, train_on_ranks
 
     line = LiveLine(config.epochs, quiet=quiet)
-    shards: list[Shard] = []
 
-    def on_shard(shard: Shard) -> None:
-        shards.append(shard)
-        if len(shards) == config.world_size:
-            line.clear()
-            ordered = sorted(shards, key=lambda shard: shard.rank)
-            say(*shard_table(ordered, head="its positions in the shuffled order"))
-
-    def on_moment(moment: Moment) -> None:
-        if len(shards) == config.world_size:
-            line.show(moment)
+    def on_shards(shards: list[Shard]) -> None:
+        line.clear()
+        say(*shard_table(shards, head="its positions in the shuffled order"))
 
     line.say(f"  starting {processes(config.world_size)} …")
     with new_cluster(preload=PRELOADS) as cluster:
-        result = train_on_ranks(cluster, config, on_shard=on_shard, on_moment=on_moment)
+        result = train_on_ranks(
+            cluster, config, on_shards=on_shards, on_moment=line.show
+        )
     line.clear()
     return result
 

@@ -28,8 +28,7 @@ from distlab.training.ddp_code import as_parts
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.ddp_data import make_model
 from distlab.training.ddp_rank import Monitored, train_as_rank
-from distlab.training.digits import Shard
-from distlab.training.digits_rank import in_a_row
+from distlab.training.digits_rank import Mode, in_a_row
 
 PRELOADS = ("torch._dynamo", "distlab.training.ddp_rank")
 """Modules for `Cluster.warm`, which every rank would otherwise import by itself."""
@@ -48,13 +47,27 @@ _GPU_LIMITS = replace(_LIMITS, memory_bytes=4096 * _GIB)  # CUDA reserves addres
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A rank and its data: its first samples, and how many it has in an epoch."""
+
+    rank: int
+    pid: int
+    first: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A rank's progress; `step` counts from 1 over all epochs, `loss` is its own."""
+    """A rank's progress; `step` counts from 1 over all epochs, `loss` is its own.
+
+    `accuracy` is from the previous epoch, None in the first.
+    """
 
     rank: int
     epoch: int
     step: int
     loss: float
+    accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +177,7 @@ def train(
     checkpointing: Checkpointing | None = None,
     on_word: Callable[[str, str], None] | None = None,
     idle_s: float = math.inf,
+    mode: Mode = "averaged",
 ) -> DdpResult:
     """Train on `config.world_size` processes, and report progress to the callbacks.
 
@@ -171,7 +185,8 @@ def train(
     `on_epoch` gets the number and the mean loss of each epoch that ends, and `on_log`
     gets what `fit` logs. `monitor` gets each validation and the records of the ranks'
     steps, made as `monitored` says. With a monitor, the ranks also note which call they
-    are in, so that we can name a hang.
+    are in, so that we can name a hang. As a control, `mode` may replace the trainer's
+    step by a wrong one.
 
     With `checkpointing`, `units` must also have "fault_tolerance", and `on_word`
     receives "checkpoint" (where the training continues) and "warning". If a training
@@ -197,6 +212,7 @@ def train(
         {name: as_parts(unit) for name, unit in units.items()},
         asdict(monitored) if monitored else None,
         asdict(checkpointing) if checkpointing else None,
+        mode,
         limits=replace(limits, idle_s=idle_s),
         on_report=ear.hear,
         seed=config.seed,
@@ -231,21 +247,13 @@ def train_alone(
     config: DdpConfig,
     files: Files | None,
     units: Mapping[str, Choice],
-    *,
-    on_shards: Callable[[list[Shard], int], None] | None = None,
-    on_moment: Callable[[Moment], None] | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    **watched: Any,
 ) -> DdpResult:
-    """Run the same program in one process, on the same global batches."""
-    return train(
-        cluster,
-        replace(config, world_size=1),
-        files,
-        units,
-        on_shards=on_shards,
-        on_moment=on_moment,
-        on_epoch=on_epoch,
-    )
+    """Run the same program in one process, on the same global batches.
+
+    `watched` are callbacks, as for `train`.
+    """
+    return train(cluster, replace(config, world_size=1), files, units, **watched)
 
 
 def compare(on_ranks: DdpResult, alone: DdpResult) -> Beside:

@@ -37,7 +37,7 @@ from distlab.training.ddp_data import (
     make_optimizer,
     read_split,
 )
-from distlab.training.digits_rank import in_a_row
+from distlab.training.digits_rank import CONTROLS, Mode, in_a_row
 
 NUM_FIRST = 5  # how many of its samples a rank names
 REPORT_S = 0.2  # between two signs of life
@@ -72,10 +72,13 @@ def train_as_rank(
     units: dict[str, dict[str, Any]],
     monitored: dict[str, Any] | None = None,
     checkpointing: dict[str, Any] | None = None,
+    mode: Mode = "averaged",
 ) -> dict[str, Any]:
     """Run the whole training on one rank; `files` and `units` are text."""
     config, comm = DdpConfig(**settings), context.comm
     trainer, data_loader = _unit(units["trainer"]), _unit(units["data_loader"])
+    if mode in CONTROLS:
+        trainer.train_step = CONTROLS[mode]
     data = read_split({name: Path(path) for name, path in files.items()} or None)
     loader = data_loader.DistributedDataLoader(
         TensorDataset(data.train_inputs, data.train_targets),
@@ -209,6 +212,7 @@ class _Watch:
         else:
             self.epochs.append(Epoch())
             self._sum = 0.0
+        self._reported = 0.0  # however short the epoch is, its first loss is reported
         if self._meter:
             self._meter.begin_epoch()
         return self.epochs[-1]
@@ -252,8 +256,14 @@ class _Watch:
 
     def _tell(self, loss: float) -> None:
         self._reported = time.monotonic()
-        epoch = len(self.epochs) - 1
-        self.context.report({"step": self.num_steps, "epoch": epoch, "loss": loss})
+        self.context.report(
+            {
+                "step": self.num_steps,
+                "epoch": len(self.epochs) - 1,
+                "loss": loss,
+                "accuracy": self.metrics[-1][1] if self.metrics else None,
+            }
+        )
 
 
 class _WatchedLoader:

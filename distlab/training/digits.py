@@ -1,9 +1,9 @@
 """The course's standard experiment: train on the digits on n ranks and in one process.
 
-We run the same training twice: on ranks, with the learner's or the reference's
-`trainer`, and alone, in plain PyTorch. Then we compare weights. Accuracy wouldn't show
-it if the ranks never communicate, or add where they should average. As controls, you
-can run both of these mistakes as modes.
+We run the same training twice: on ranks, with `distlab ddp` and the learner's or the
+reference's `train_step`, and alone, in plain PyTorch. Then we compare weights. Accuracy
+wouldn't show it if the ranks never communicate, or add where they should average. As
+controls, you can run both of these mistakes as modes.
 
     shuffled order   0 1 2 3 4 5 6 7 8 …      one shuffle, the same on every rank
     rank 0 of 4      0       4       8 …      and so on: rank 1 has 1, 5, 9 …
@@ -14,26 +14,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
 
 from distlab.curriculum import load_curriculum, naming_file, read_source
-from distlab.curriculum.units import travelling
+from distlab.curriculum.choose import Choice
 from distlab.data.digits import load_digits_split
 from distlab.digests import digest
 from distlab.models.mlp import make_mlp
-from distlab.runner import Cluster, Limits
+from distlab.runner import Cluster
+from distlab.training.ddp import PRELOADS, Moment, Shard, train
+from distlab.training.ddp_config import DdpConfig
 from distlab.training.digits_rank import (
-    DigitsConfig,
     Mode,
     accuracy_of,
     in_a_row,
     shuffled,
-    train_as_rank,
+    train_plainly,
 )
 from distlab.training.proof import ACCURACY_FLOOR, Proof
 
@@ -50,29 +50,53 @@ __all__ = [
     "train_on_ranks",
 ]
 
-PRELOADS = ("torch._dynamo", "distlab.training.digits_rank")
-"""Modules for `Cluster.warm`, which every rank would otherwise import by itself."""
-
-_LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not stuck
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """A rank and its data: its first places in the shuffled order."""
-
-    rank: int
-    pid: int
-    first: tuple[int, ...]
-    count: int
+_GRAFTS = ("trainer.fit", "trainer.evaluate")  # learners may not have written them yet
+_NUM_FIRST = 3  # how many places of a rank we name
+_IDLE_S = 1800  # many ranks on few cores take long, and are not stuck
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
-    """A rank's progress; `accuracy` is from the previous epoch, None in the first."""
+class DigitsConfig:
+    """The settings of a training; `code` is mine, reference or a path to a trainer.
 
-    epoch: int
-    loss: float
-    accuracy: float | None
+    The mode "averaged" is correct data-parallel training, "alone" leaves out the
+    averaging of gradients, and "summed" leaves out the division.
+    """
+
+    world_size: int = 4
+    epochs: int = 20
+    global_batch_size: int = 64
+    learning_rate: float = 0.2
+    seed: int = 0
+    mode: Mode = "averaged"
+    code: str = "reference"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"{self.epochs} epochs: choose at least 1")
+        if self.world_size < 1 or self.global_batch_size % self.world_size:
+            raise ValueError(
+                f"a batch of {self.global_batch_size} samples cannot be shared equally "
+                f"by {self.world_size} ranks"
+            )
+
+    def for_ddp(self) -> DdpConfig:
+        """Return the same settings for `distlab ddp`; only whole batches are used."""
+        return DdpConfig(
+            dataset="digits",
+            world_size=self.world_size,
+            epochs=self.epochs,
+            global_batch_size=self.global_batch_size,
+            multiple_of=self.global_batch_size,
+            learning_rate=self.learning_rate,
+            lr_scaling="none",
+            optimizer="sgd",
+            momentum=0.0,
+            weight_decay=0.0,
+            seed=self.seed,
+            device="cpu",
+            code=(self.code,),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,47 +138,50 @@ def train_on_ranks(
     cluster: Cluster,
     config: DigitsConfig,
     *,
-    on_shard: Callable[[Shard], None] | None = None,
+    on_shards: Callable[[list[Shard]], None] | None = None,
     on_moment: Callable[[Moment], None] | None = None,
 ) -> DigitsResult:
     """Train on `config.world_size` processes, and report progress to the callbacks.
+
+    `on_shards` gets each rank's first places in the shuffled order, and `on_moment` the
+    progress of rank 0.
 
     Raises:
         RunnerError: the ranks didn't finish; the message says why.
         SourceError: the trainer that `config.code` names can't be read.
     """
-    shards: dict[int, Shard] = {}
 
-    def on_report(rank: int, report: dict[str, Any]) -> None:
-        if "pid" in report:
-            shards[rank] = Shard(rank=rank, **report)
-            if on_shard:
-                on_shard(shards[rank])
-        elif on_moment:
-            on_moment(Moment(**report))
+    def hear_moment(moment: Moment) -> None:
+        if on_moment and moment.rank == 0:
+            on_moment(moment)
 
-    cluster.warm(*PRELOADS)
-    run = cluster.run(
-        train_as_rank,
-        config.world_size,
-        asdict(config),
-        _trainer_parts(config.code),
-        limits=_LIMITS,
-        on_report=on_report,
-        seed=config.seed,
-        # The reference does not deadlock. Others may, and their journals show it.
-        journal=config.code != "reference",
-    ).require_finished()
-    values = run.values
+    def hear_shards(shards: list[Shard], _: int) -> None:
+        if on_shards:
+            on_shards([*map(in_order, shards)])
+
+    def in_order(shard: Shard) -> Shard:
+        places = range(shard.rank, config.global_batch_size, config.world_size)
+        return replace(shard, first=tuple(places[:_NUM_FIRST]))
+
+    result = train(
+        cluster,
+        config.for_ddp(),
+        None,
+        _units(config.code),
+        on_shards=hear_shards,
+        on_moment=hear_moment,
+        idle_s=_IDLE_S,
+        mode=config.mode,
+    )
     return DigitsResult(
         config=config,
-        losses=values[0]["losses"],
-        accuracies=tuple(value["accuracy"] for value in values),
-        weights=tuple(value["weights"] for value in values),
-        epoch_s=statistics.median(values[0]["epochs_s"]),
-        communication=statistics.mean(value["communication"] for value in values),
-        step_bytes=statistics.mean(value["step_bytes"] for value in values),
-        shards=tuple(shards[rank] for rank in sorted(shards)),
+        losses=result.losses[0],
+        accuracies=tuple(map(_accuracy, result.weights)),
+        weights=result.weights,
+        epoch_s=result.epoch_s,
+        communication=result.communication,
+        step_bytes=result.step_bytes,
+        shards=tuple(map(in_order, result.shards)),
     )
 
 
@@ -167,30 +194,20 @@ def train_alone(config: DigitsConfig) -> DigitsResult:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _train_plainly(config)
+        return _train(config)
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _train_plainly(config: DigitsConfig) -> DigitsResult:
-    data = load_digits_split()
-    model = make_mlp(seed=config.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
-    size = config.global_batch_size
+def _train(config: DigitsConfig) -> DigitsResult:
+    data, model = load_digits_split(), make_mlp(seed=config.seed)
+    size, count = config.global_batch_size, len(data.train_targets)
     losses, epochs_s = [], []
     for epoch in range(config.epochs):
-        started, total = time.perf_counter(), 0.0
-        order = shuffled(config.seed, epoch, len(data.train_targets))
-        batches = [batch for batch in order.split(size) if len(batch) == size]
-        for batch in batches:
-            optimizer.zero_grad()
-            loss = cross_entropy(
-                model(data.train_inputs[batch]), data.train_targets[batch]
-            )
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach())
-        losses.append(total / len(batches))
+        started = time.perf_counter()
+        order = shuffled(config.seed, epoch, count)[: count - count % size]
+        found = train_plainly(model, config.learning_rate, data, order.split(size))
+        losses.append(statistics.mean(found))
         epochs_s.append(time.perf_counter() - started)
     return DigitsResult(
         config=config,
@@ -217,8 +234,20 @@ def compare(
     )
 
 
-def _trainer_parts(code: str) -> dict[str, str]:
+def _accuracy(weights: Tensor) -> float:
+    model = make_mlp(seed=0)
+    vector_to_parameters(weights, model.parameters())
+    return accuracy_of(model, load_digits_split())
+
+
+def _units(code: str) -> dict[str, Choice]:
     """Read the trainer's text once, so that every rank runs the same code."""
     curriculum = load_curriculum()
     with naming_file():
-        return travelling(read_source(curriculum, curriculum.units["trainer"], code))
+        own = read_source(curriculum, curriculum.units["trainer"], code)
+    trainer = read_source(curriculum, curriculum.units["trainer"], "reference")
+    loader = read_source(curriculum, curriculum.units["data_loader"], "reference")
+    return {
+        "trainer": Choice(source=own, reference=trainer, grafts=_GRAFTS, parts=()),
+        "data_loader": Choice(source=loader, reference=loader, grafts=(), parts=()),
+    }

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from distlab.curriculum import find_root
 from distlab.curriculum.choose import Part
@@ -22,7 +20,7 @@ from distlab.distributed import parts
 from distlab.distributed.example import LEARNING_RATE
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, Limits
-from distlab.training.digits_rank import in_a_row
+from distlab.training.digits_rank import in_a_row, train_plainly
 from distlab.training.library_rank import train_as_rank
 from distlab.training.proof import Proof
 
@@ -104,15 +102,13 @@ def train_on_ranks(
 
 def train_alone(result: LibraryResult) -> Tensor:
     """Return the weights of one plain PyTorch process after the same global batches."""
-    data, model = load_digits_split(), make_mlp(seed=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for epoch_of_ranks in zip(*result.batches, strict=True):
-        for shards in zip(*epoch_of_ranks, strict=True):
-            batch = [sample for shard in shards for sample in shard]
-            optimizer.zero_grad()
-            outputs = model(data.train_inputs[batch])
-            cross_entropy(outputs, data.train_targets[batch]).backward()
-            optimizer.step()
+    model = make_mlp(seed=0)
+    batches = (
+        [sample for shard in shards for sample in shard]
+        for epoch_of_ranks in zip(*result.batches, strict=True)
+        for shards in zip(*epoch_of_ranks, strict=True)
+    )
+    train_plainly(model, LEARNING_RATE, load_digits_split(), batches)
     return in_a_row(model)
 
 

@@ -16,12 +16,11 @@ from distlab.curriculum.misconceptions import read_misconceptions
 from distlab.data.idx import IdxError
 from distlab.models.convnet import make_convnet
 from distlab.runner import Cluster, RunnerError
-from distlab.training.ddp import DdpResult, Moment, compare, train, train_alone
+from distlab.training.ddp import DdpResult, Moment, Shard, compare, train, train_alone
 from distlab.training.ddp_code import choose_units
 from distlab.training.ddp_config import PRESETS, DdpConfig, Wishes, make_config
 from distlab.training.ddp_data import locate, make_optimizer, read_split
 from distlab.training.ddp_estimate import estimate, probe
-from distlab.training.digits import Shard
 from tests.workbench.images import NUM_TRAIN, write_set
 
 ROOT = find_root(Path(__file__))
