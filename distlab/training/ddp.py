@@ -177,6 +177,7 @@ def train(
     checkpointing: Checkpointing | None = None,
     on_word: Callable[[str, str], None] | None = None,
     idle_s: float = math.inf,
+    limits: Limits | None = None,
     mode: Mode = "averaged",
 ) -> DdpResult:
     """Train on `config.world_size` processes, and report progress to the callbacks.
@@ -185,7 +186,8 @@ def train(
     `on_epoch` gets the number and the mean loss of each epoch that ends, and `on_log`
     gets what `fit` logs. `monitor` gets each validation and the records of the ranks'
     steps, made as `monitored` says. With a monitor, the ranks also note which call they
-    are in, so that we can name a hang. As a control, `mode` may replace the trainer's
+    are in, so that we can name a hang. `limits` are those of a training of any length
+    and size unless you give others. As a control, `mode` may replace the trainer's
     step by a wrong one.
 
     With `checkpointing`, `units` must also have "fault_tolerance", and `on_word`
@@ -199,7 +201,7 @@ def train(
         RunnerError: the ranks didn't finish, or did nothing for `idle_s` seconds; the
             message says why.
     """
-    limits = _GPU_LIMITS if config.device == "cuda" else _LIMITS
+    limits = limits or (_GPU_LIMITS if config.device == "cuda" else _LIMITS)
     ear = _Ear(
         config.world_size, on_shards, on_moment, on_epoch, on_log, monitor, on_word
     )

@@ -25,7 +25,7 @@ from distlab.curriculum.choose import Choice
 from distlab.data.digits import load_digits_split
 from distlab.digests import digest
 from distlab.models.mlp import make_mlp
-from distlab.runner import Cluster
+from distlab.runner import Cluster, Limits
 from distlab.training.ddp import PRELOADS, Moment, Shard, train
 from distlab.training.ddp_config import DdpConfig
 from distlab.training.digits_rank import (
@@ -52,7 +52,7 @@ __all__ = [
 
 _GRAFTS = ("trainer.fit", "trainer.evaluate")  # learners may not have written them yet
 _NUM_FIRST = 3  # how many places of a rank we name
-_IDLE_S = 1800  # many ranks on few cores take long, and are not stuck
+_LIMITS = Limits(seconds=1800)  # many ranks on few cores take long, and are not stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def train_on_ranks(
         _units(config.code),
         on_shards=hear_shards,
         on_moment=hear_moment,
-        idle_s=_IDLE_S,
+        limits=_LIMITS,
         mode=config.mode,
     )
     return DigitsResult(
