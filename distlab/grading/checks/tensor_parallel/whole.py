@@ -1,6 +1,8 @@
-"""Attention and MLP of the small transformer in one process, and cut in known ways."""
+"""Attention and MLP of the small transformer in one process."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +95,7 @@ class Whole:
     """One of the two, trained in one process: outputs and input gradients by step."""
 
     def __init__(self, seed: int, n: int, name: str) -> None:
-        module: nn.Module = getattr(freeze(make_block(seed, n), n), name)
+        module: Any = getattr(freeze(make_block(seed, n), n), name)
         self.outs: list[Tensor] = []
         self.backs: list[Tensor] = []
         for step in range(STEPS):
