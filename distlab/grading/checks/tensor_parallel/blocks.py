@@ -17,7 +17,6 @@ from distlab.comm import Comm
 from distlab.given.tensor_parallel import Operators
 from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
-    NO_SUM_BACK,
     WORLDS,
     CountedComm,
     as_tensor,
@@ -41,12 +40,7 @@ from distlab.grading.checks.tensor_parallel.whole import (
     upstream_of,
 )
 from distlab.grading.clause import clause
-from distlab.grading.kit.values import (
-    Suspect,
-    all_close,
-    expect_values,
-    same_everywhere,
-)
+from distlab.grading.kit.values import all_close, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotYetError
 from distlab.models.transformer import Attention, TransformerConfig
@@ -151,7 +145,6 @@ def as_in_one_process(runs: Runs) -> str | None:
                     outs,
                     same_everywhere(right, n),
                     what=f"the output of {words}{_with(runs, name)}" + _after(step),
-                    suspects=_wrong_outputs(whole, words) if step == 0 else (),
                 )
             backs = [value[name]["backs"][step] for value in run.values]
             if not all_close(backs, [right_back] * n):
@@ -161,8 +154,6 @@ def as_in_one_process(runs: Runs) -> str | None:
                     what=f"the input gradient of {words}"
                     + _with(runs, name)
                     + _after(step),
-                    suspects=_wrong_gradients(whole, words) if step == 0 else (),
-                    rule=_rule(step, "apply `operators.before` once, to the input"),
                 )
             worst = max(worst, *(float((out - right).abs().max()) for out in outs))
     _expect_num_heads([value["num_heads"] for value in run.values], runs)
@@ -189,60 +180,6 @@ def _with(runs: Runs, name: str) -> str:
 
 def _after(step: int) -> str:
     return f" after {step} step{'s' if step > 1 else ''} of training" if step else ""
-
-
-def _rule(step: int, first: str) -> str:
-    return "the weights' gradients differ from the baseline's" if step else first
-
-
-def _wrong_outputs(whole: Whole, words: str) -> list[Suspect]:
-    n = whole.n
-    found = [
-        Suspect(
-            slug="bias-on-every-rank",
-            values=same_everywhere(whole.outs[0] + (n - 1) * whole.constant, n),
-            sentence=f"{words} adds its last bias {n} times, once per rank, expected "
-            "it once, after the sum",
-            rule="add the bias after the sum, not to each partial sum",
-        )
-    ]
-    if whole.name == "attention":
-        found += [
-            Suspect(
-                slug="qkv-cut-across",
-                values=same_everywhere(whole.cut_across(), n),
-                sentence="qkv was split as one tensor, so ranks have rows of other "
-                "ranks' heads, expected each rank's own heads of q, k and v",
-                rule="a rank needs the rows of its heads in each third of qkv",
-            ),
-            Suspect(
-                slug="",
-                values=same_everywhere(whole.head_by_head(), n),
-                sentence="a rank's rows of qkv are sorted by head, expected the "
-                "queries of all its heads, then the keys, then the values",
-                rule="a rank's rows: queries of all its heads, then keys, then values",
-            ),
-            Suspect(
-                slug="qkv-bias-left-behind",
-                values=same_everywhere(whole.bias_as_it_was(), n),
-                sentence="the rows of qkv's weight are reordered but its bias isn't, "
-                "so a rank adds the bias of other heads",
-                rule="reorder the bias together with the rows",
-            ),
-        ]
-    return found
-
-
-def _wrong_gradients(whole: Whole, words: str) -> list[Suspect]:
-    return [
-        Suspect(
-            slug="no-sum-in-backward",
-            values=whole.partial_backs(),
-            sentence=f"the input gradient of {words} is each rank's own term, expected "
-            "the sum over the ranks",
-            rule="apply `operators.before` to the input: " + NO_SUM_BACK,
-        )
-    ]
 
 
 # ── C2 memory ───────────────────────────────────────────────────────────────────────

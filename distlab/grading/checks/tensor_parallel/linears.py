@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distlab.grading.checks.tensor_parallel.linears_runs import (
     OTHER,
@@ -14,12 +14,10 @@ from distlab.grading.checks.tensor_parallel.linears_runs import (
 )
 from distlab.grading.checks.tensor_parallel.shared import (
     DIVIDED,
-    NO_SUM_BACK,
     WORLDS,
     as_tensor,
     drawn,
     expect_refusal,
-    other_orders,
 )
 from distlab.grading.clause import clause
 from distlab.grading.kit.values import Suspect, expect_values, same_everywhere
@@ -29,8 +27,6 @@ from distlab.grading.verdict import NotYetError
 from distlab.runner import Run
 from distlab.runner.autopsy import Evidence
 
-INSIDE = "bias-inside-the-sum"
-AFTER = "each rank adds the full bias after self.operator: all copies learn the same"
 SHARE = "the shard is a copy: chunk(n)[rank].clone()"
 
 # ── one process ─────────────────────────────────────────────────────────────────────
@@ -82,16 +78,6 @@ def by_columns(runs: Runs) -> str | None:
             _found(run, "column" + end, "out"),
             one.columns(one.out),
             what=f"the output of ColumnParallelLinear{end}",
-            suspects=[
-                Suspect(
-                    slug="weights-not-cut",
-                    values=same_everywhere(one.out, n),
-                    sentence="ColumnParallelLinear returns all outputs on every rank, "
-                    "expected only chunk r on rank r",
-                    rule="rank r has chunk r of the weight's rows",
-                ),
-                *other_orders(one.out, n, "ColumnParallelLinear's outputs"),
-            ],
         )
         _expect_none(run, "column" + end, f"ColumnParallelLinear{end}", 3)
         _expect_held(run, "column" + end, [3 * OTHER, 3] if bias else [3 * OTHER])
@@ -137,21 +123,11 @@ def _expect_held(run: Run, kind: str, expected: list[int]) -> None:
 def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
     """A layer has the values that it was given: training goes on from there."""
     name = "RowParallelLinear" if kind.startswith("row") else "ColumnParallelLinear"
-    n = run.world_size
     for place, noun, expected in ((0, "weight", one.shares), (1, "bias", biases)):
-        scaled = Suspect(
-            slug=INSIDE if place else "",
-            values=[value / n for value in expected],
-            sentence=f"{name} stores its {noun} divided by {n}, expected the values "
-            "that it was given",
-            rule="store the values of the full layer",
-        )
         expect_values(
             [value[kind]["stored"][place] for value in run.values],
             expected,
             what=f"the outputs are right, but the {noun} that {name} stores",
-            suspects=[scaled],
-            rule="store the values of the full layer",
         )
 
 
@@ -196,10 +172,6 @@ def by_rows(runs: Runs) -> str | None:
     run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "row", bias)
-        parts = [
-            nn.functional.linear(x, share).detach()
-            for x, share in zip(one.columns(one.x), one.shares, strict=True)
-        ]
         constant = one.whole.bias.detach() if bias else torch.zeros(OTHER).double()
         expect_values(
             _found(run, "row" + end, "out"),
@@ -207,25 +179,11 @@ def by_rows(runs: Runs) -> str | None:
             what=f"the output of RowParallelLinear{end}",
             suspects=[
                 Suspect(
-                    slug="bias-on-every-rank",
-                    values=same_everywhere(one.out + (n - 1) * constant, n),
-                    sentence=f"RowParallelLinear's output contains the bias {n} times, "
-                    "once per rank, expected it once",
-                    rule="add the bias after the sum, not to each partial sum",
-                ),
-                Suspect(
                     slug="",
                     values=same_everywhere(one.out - constant, n),
                     sentence="the bias is missing from RowParallelLinear's output, "
                     "expected it once",
                     rule="add the bias after the sum",
-                ),
-                Suspect(
-                    slug="partial-sum-not-total",
-                    values=[part + constant for part in parts],
-                    sentence="RowParallelLinear returns each rank's partial sum, "
-                    "expected the total over the ranks",
-                    rule="apply self.operator(self.comm, …) to the partial sum",
                 ),
             ],
         )
@@ -250,35 +208,16 @@ def gradients_of_one_process(runs: Runs) -> str | None:
     run, n = finished(runs, linears_once, KINDS_RAISED), runs.world_size
     for end, bias in KINDS:
         one = One(runs.seed, n, "column", bias)
-        parts = [
-            upstream @ share
-            for upstream, share in zip(
-                one.columns(one.upstream), one.shares, strict=True
-            )
-        ]
         name = f"ColumnParallelLinear{end}"
         _expect(run, "column" + end, "weight", one.weight, name)
         biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
         _expect(run, "column" + end, "bias", biases, name)
-        expect_values(
-            _found(run, "column" + end, "x"),
-            same_everywhere(as_tensor(one.x.grad), n),
-            what=f"the gradient of {name}'s inputs",
-            suspects=[
-                Suspect(
-                    slug="no-sum-in-backward",
-                    values=parts,
-                    sentence=f"the gradient of {name}'s inputs is each rank's own "
-                    "term, expected the sum over the ranks",
-                    rule="apply self.operator(self.comm, x) first: " + NO_SUM_BACK,
-                )
-            ],
-            rule="apply self.operator(self.comm, x) first",
-        )
+        own = same_everywhere(as_tensor(one.x.grad), n)
+        _expect(run, "column" + end, "x", own, name)
         one = One(runs.seed, n, "row", bias)
         name = f"RowParallelLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
-        _expect_bias(run, "row" + end, one.bias, name)
+        _expect(run, "row" + end, "bias", same_everywhere(one.bias, n), name)
         _expect(run, "row" + end, "x", one.columns(as_tensor(one.x.grad)), name)
     return None
 
@@ -289,32 +228,6 @@ def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -
         _found(run, kind, what),
         expected,
         what=f"the gradient of {name}'s {noun}",
-    )
-
-
-def _expect_bias(run: Run, kind: str, right: Tensor, name: str) -> None:
-    """The gradient of a bias that every rank has whole."""
-    n, none = run.world_size, torch.empty(0)
-    expect_values(
-        _found(run, kind, "bias"),
-        same_everywhere(right, n),
-        what=f"the gradient of {name}'s bias",
-        suspects=[
-            Suspect(
-                slug="bias-inside-the-sum",
-                values=[right, *[none] * (n - 1)],
-                sentence="only rank 0's copy of the bias has a gradient, expected the "
-                "same gradient on every rank",
-                rule=AFTER,
-            ),
-            Suspect(
-                slug="bias-inside-the-sum",
-                values=same_everywhere(right / n, n),
-                sentence=f"the gradient of {name}'s bias is 1/{n} of the expected one: "
-                f"as if divided by {n} before the sum",
-                rule=AFTER,
-            ),
-        ],
     )
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from distlab.comm import Comm
 from distlab.grading.checks.tensor_parallel.shared import (
-    NO_SUM_BACK,
     WORLDS,
     CountedComm,
     as_tensor,
@@ -23,12 +22,7 @@ from distlab.grading.clause import clause
 from distlab.grading.kit.any_tensor import expect_each, tensor_of
 from distlab.grading.kit.messages import reports_made
 from distlab.grading.kit.plans import in_call
-from distlab.grading.kit.values import (
-    Suspect,
-    all_close,
-    expect_values,
-    same_everywhere,
-)
+from distlab.grading.kit.values import all_close, expect_values, same_everywhere
 from distlab.grading.runs import Runs, on_ranks
 from distlab.grading.verdict import NotJudgedError, NotYetError
 from distlab.runner import RankContext, RankRecord, Run
@@ -155,23 +149,13 @@ def the_way_in(runs: Runs) -> str | None:
         _each(run, "enter", "out"),
         x,
         what="the output of copy_to_region",
-        suspects=[
-            Suspect(
-                slug="summed-in-both-directions",
-                values=[one * n for one in x],
-                sentence=f"copy_to_region's forward returns {n} × x, expected x "
-                "itself: only its backward sums",
-                rule="all ranks have the same x already: forward needs no sum",
-            )
-        ],
     )
     gradients = _each(run, "enter", "gradient")
-    total = torch.stack(gradients).sum(0)
-    _expect_gradient(
+    expect_values(
         _each(run, "enter", "back"),
-        total,
-        gradients,
-        "the gradient of copy_to_region's x",
+        same_everywhere(torch.stack(gradients).sum(0), n),
+        what="the gradient of copy_to_region's x",
+        parts=gradients,
     )
     expect_values(
         [value["odd"]["crossed"] for value in run.values],
@@ -204,32 +188,6 @@ def _crossed_on(seed: int, rank: int) -> Tensor:
     return crossed
 
 
-def _expect_gradient(
-    found: list[Tensor], total: Tensor, own: list[Tensor], what: str
-) -> None:
-    n = len(own)
-    expect_values(
-        found,
-        same_everywhere(total, n),
-        what=what,
-        suspects=[
-            Suspect(
-                slug="no-sum-in-backward",
-                values=own,
-                sentence=f"{what} is each rank's own term, expected the sum over the "
-                "ranks",
-                rule=NO_SUM_BACK,
-            ),
-            Suspect(
-                slug="mean-not-sum",
-                values=same_everywhere(total / n, n),
-                sentence=f"{what} is the mean over the {n} ranks, expected the sum",
-                rule="each rank's shard contributes a term: the gradient is the sum",
-            ),
-        ],
-    )
-
-
 # ── C2 g ────────────────────────────────────────────────────────────────────────────
 
 
@@ -245,39 +203,13 @@ def the_way_out(runs: Runs) -> str | None:
         _each(run, "leave", "out"),
         same_everywhere(total, n),
         what="the output of reduce_from_region",
-        suspects=[
-            Suspect(
-                slug="",
-                values=own,
-                sentence="reduce_from_region returns each rank's own x, expected the "
-                "sum over the ranks",
-                rule="forward, g is an all_reduce",
-            ),
-            Suspect(
-                slug="mean-not-sum",
-                values=same_everywhere(total / n, n),
-                sentence="reduce_from_region returns the mean of the ranks' x, "
-                "expected the sum",
-                rule="the ranks have partial sums: add them",
-            ),
-        ],
+        parts=own,
     )
     gradients = _each(run, "leave", "gradient")
-    what = "the gradient of reduce_from_region's x"
     expect_values(
         _each(run, "leave", "back"),
         gradients,
-        what=what,
-        suspects=[
-            Suspect(
-                slug="summed-in-both-directions",
-                values=same_everywhere(torch.stack(gradients).sum(0), n),
-                sentence=f"{what} is the sum over the {n} ranks, expected the incoming "
-                "gradient: only forward sums",
-                rule="every rank continues with the same total: its gradient is the "
-                "same on every rank, and counts once",
-            )
-        ],
+        what="the gradient of reduce_from_region's x",
     )
     expect_values(
         [value["odd"]["leave"] for value in run.values],

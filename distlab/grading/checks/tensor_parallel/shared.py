@@ -14,17 +14,12 @@ from torch import Tensor
 
 from distlab.comm import Call, Comm, CommRefusedError, Event, Wrapper
 from distlab.grading.kit.messages import numbers
-from distlab.grading.kit.values import Suspect
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankRecord, Run
 from distlab.runner.autopsy import Evidence, describe, describe_tensor, place_of
 
 WORLDS = (3, 2, 4, 5, 1)
 DIVIDED = (3, 2, 4, 5)  # one rank has nothing to refuse
-
-NO_SUM_BACK = (
-    "the same x goes into every rank's shard: a copy forward is a sum backward"
-)
 
 
 class CountedComm(Wrapper):
@@ -95,33 +90,6 @@ def as_tensor(value: object) -> Tensor:
 def flat(tensors: Sequence[object]) -> Tensor:
     """Several tensors end to end."""
     return torch.cat([as_tensor(tensor).reshape(-1) for tensor in tensors])
-
-
-def other_orders(whole: Tensor, n: int, what: str, dim: int = -1) -> list[Suspect]:
-    """Wrong shards of `whole`: every n-th element of a dimension; from the last on."""
-    strided = [
-        whole.index_select(dim, torch.arange(rank, whole.shape[dim], n))
-        for rank in range(n)
-    ]
-    return [
-        Suspect(
-            slug="chunk-order",
-            values=values,
-            sentence=f"{what} {words}",
-            rule="chunk r, of n contiguous chunks, belongs to rank r",
-        )
-        for values, words in (
-            (
-                strided,
-                f"on rank r are elements r, r + {n}, …, expected chunk r of {n} "
-                "contiguous ones",
-            ),
-            (
-                list(whole.chunk(n, dim))[::-1],
-                f"on rank 0 are chunk {n - 1}, and so on in reverse, expected chunk 0",
-            ),
-        )
-    ]
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────

@@ -1,9 +1,8 @@
-"""Attention and MLP of the small transformer in one process, and cut in known ways."""
+"""Attention and MLP of the small transformer in one process."""
 
 from __future__ import annotations
 
-import copy
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,11 +95,7 @@ class Whole:
     """One of the two, trained in one process: outputs and input gradients by step."""
 
     def __init__(self, seed: int, n: int, name: str) -> None:
-        self.seed, self.n, self.name = seed, n, name
-        self.first: nn.Module = getattr(freeze(make_block(seed, n), n), name)
-        last = self.first.proj if name == "attention" else self.first.down
-        self.constant: Tensor = last.bias.detach().clone()
-        module = copy.deepcopy(self.first)
+        module: Any = getattr(freeze(make_block(seed, n), n), name)
         self.outs: list[Tensor] = []
         self.backs: list[Tensor] = []
         for step in range(STEPS):
@@ -113,68 +108,3 @@ class Whole:
                 for parameter in filter(lambda p: p.requires_grad, module.parameters()):
                     parameter -= LEARNING_RATE * parameter.grad
                     parameter.grad = None
-
-    @cached_property
-    def rows(self) -> list[Tensor]:
-        """The rows of the first layer that each rank has, if it has whole heads."""
-        size = channels(self.seed, self.n)
-        if self.name == "mlp":
-            return list(torch.arange(4 * size).chunk(self.n))
-        table = torch.arange(3 * size).view(3, self.n, -1)
-        return [table[:, rank].flatten() for rank in range(self.n)]
-
-    def cut_across(self, x: Tensor | None = None) -> Tensor:
-        """The sum of what the ranks give if qkv is cut as one piece.
-
-        For these inputs; without any, for those of the first step.
-        """
-        pieces = torch.arange(3 * channels(self.seed, self.n)).chunk(self.n)
-        x = inputs_of(self.seed, self.n, 0) if x is None else x
-        parts = [self._share(rank, rows)(x) for rank, rows in enumerate(pieces)]
-        return (torch.stack(parts).sum(0) + self.constant).detach()
-
-    def bias_as_it_was(self) -> Tensor:
-        """The sum if the rows of qkv are cut head by head, and its bias in a piece."""
-        pieces = torch.arange(3 * channels(self.seed, self.n)).chunk(self.n)
-        x = inputs_of(self.seed, self.n, 0)
-        ranks = zip(range(self.n), self.rows, pieces, strict=True)
-        parts = [self._share(*one)(x) for one in ranks]
-        return (torch.stack(parts).sum(0) + self.constant).detach()
-
-    def head_by_head(self) -> Tensor:
-        """The sum if a rank has the queries, keys and values of one head, then more."""
-        size = channels(self.seed, self.n)
-        table = torch.arange(3 * size).view(3, self.n, -1, HEAD_DIM)
-        x = inputs_of(self.seed, self.n, 0)
-        parts = [
-            self._share(rank, table[:, rank].transpose(0, 1).flatten())(x)
-            for rank in range(self.n)
-        ]
-        return (torch.stack(parts).sum(0) + self.constant).detach()
-
-    def partial_backs(self) -> list[Tensor]:
-        """Each rank's part of the input gradient at the first step."""
-        found = []
-        for rank, rows in enumerate(self.rows):
-            x = inputs_of(self.seed, self.n, 0).requires_grad_()
-            self._share(rank, rows)(x).backward(upstream_of(self.seed, self.n, 0))
-            found.append(x.grad)
-        return found  # type: ignore[return-value]
-
-    def _share(
-        self, rank: int, rows: Tensor, elements: Tensor | None = None
-    ) -> nn.Module:
-        """A copy with these rows of the first layer, and no last bias.
-
-        `elements` are those of the first layer's bias; without them, the rows.
-        """
-        share = copy.deepcopy(self.first)
-        names = ("qkv", "proj") if self.name == "attention" else ("up", "down")
-        first, last = (getattr(share, name) for name in names)
-        columns = last.weight.chunk(self.n, 1)[rank]
-        bias = first.bias[rows if elements is None else elements]
-        first.weight = nn.Parameter(first.weight[rows].detach())
-        first.bias = nn.Parameter(bias.detach())
-        last.weight = nn.Parameter(columns.detach().contiguous())
-        last.bias = nn.Parameter(torch.zeros_like(last.bias))
-        return share
