@@ -249,13 +249,21 @@ def train_alone(
     config: DdpConfig,
     files: Files | None,
     units: Mapping[str, Choice],
-    **watched: Any,
+    *,
+    on_shards: Callable[[list[Shard], int], None] | None = None,
+    on_moment: Callable[[Moment], None] | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
 ) -> DdpResult:
-    """Run the same program in one process, on the same global batches.
-
-    `watched` are callbacks, as for `train`.
-    """
-    return train(cluster, replace(config, world_size=1), files, units, **watched)
+    """Run the same program in one process, on the same global batches."""
+    return train(
+        cluster,
+        replace(config, world_size=1),
+        files,
+        units,
+        on_shards=on_shards,
+        on_moment=on_moment,
+        on_epoch=on_epoch,
+    )
 
 
 def compare(on_ranks: DdpResult, alone: DdpResult) -> Beside:

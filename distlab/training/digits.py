@@ -176,7 +176,7 @@ def train_on_ranks(
     return DigitsResult(
         config=config,
         losses=result.losses[0],
-        accuracies=tuple(map(_accuracy, result.weights)),
+        accuracies=_accuracies(result.weights),
         weights=result.weights,
         epoch_s=result.epoch_s,
         communication=result.communication,
@@ -234,10 +234,12 @@ def compare(
     )
 
 
-def _accuracy(weights: Tensor) -> float:
-    model = make_mlp(seed=0)
-    vector_to_parameters(weights, model.parameters())
-    return accuracy_of(model, load_digits_split())
+def _accuracies(weights: tuple[Tensor, ...]) -> tuple[float, ...]:
+    data, model, found = load_digits_split(), make_mlp(seed=0), []
+    for each in weights:
+        vector_to_parameters(each, model.parameters())
+        found.append(accuracy_of(model, data))
+    return tuple(found)
 
 
 def _units(code: str) -> dict[str, Choice]:

@@ -148,7 +148,7 @@ def test_ones_own_code(run: CliRunner, course: Course, tmp_path: Path) -> None:
     )
     done = run.invoke(app, ["ddp", "--code", stuck, "--epochs", "1"])
     assert done.exit_code == 1
-    assert "ranks 0 and 1 " in done.stderr
+    assert "ranks 0 and 1 wait" in done.stderr
 
 
 OWN_FIT = """

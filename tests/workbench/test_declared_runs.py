@@ -84,7 +84,7 @@ def test_a_run_that_failed_says_what_it_is_about() -> None:
         with pytest.raises(NotYetError) as failed:
             runs.finished(read)
         assert failed.value.situation == "with an empty tensor"
-        assert failed.value.headline.startswith(failed.value.situation)
+        assert failed.value.headline.startswith(f"{failed.value.situation}, ")
 
 
 def _play(context: RankContext, unit: ModuleType, seed: int) -> None:

@@ -253,6 +253,7 @@ def _expect_each(run: Run, ups: list[dict[str, Any]]) -> None:
         what=f"the master's gradient{of}",
         tolerance=SINGLE,
         suspects=_wrong_means(own, of, shared),
+        rule="the mean over the ranks: sum, then divide by comm.world_size",
     )
 
 
@@ -283,14 +284,14 @@ def _expect_wide(
 
 def _wrong_means(own: list[Tensor], of: str, is_wide: bool) -> list[Suspect]:
     """`of` names parameters, if not all are meant; `is_wide`: they are float32."""
-    zero = f"the master's gradient{of} is zero", "cast it before you clear the model's"
+    zero = f"the master's gradient{of} is zero"
+    rule = "cast it before you clear the model's"
     if is_wide:
-        zero = (
-            f"{zero[0]}: it shares the memory of the model's, which was cleared",
+        zero += ": it shares the memory of the model's, which was cleared"
+        rule = (
             ".float() does not copy a float32 tensor: zero_() clears both, .grad = "
-            "None drops one reference",
+            "None drops one reference"
         )
-
     return [
         Suspect(
             slug="own-gradient-only",
@@ -302,8 +303,8 @@ def _wrong_means(own: list[Tensor], of: str, is_wide: bool) -> list[Suspect]:
         Suspect(
             slug="",
             values=[torch.zeros_like(one) for one in own],
-            sentence=zero[0],
-            rule=zero[1],
+            sentence=zero,
+            rule=rule,
         ),
     ]
 
