@@ -154,9 +154,6 @@ def as_in_one_process(runs: Runs) -> str | None:
                     what=f"the input gradient of {words}"
                     + _with(runs, name)
                     + _after(step),
-                    rule="the weights' gradients differ from the baseline's"
-                    if step
-                    else "apply `operators.before` once, to the input",
                 )
             worst = max(worst, *(float((out - right).abs().max()) for out in outs))
     _expect_num_heads([value["num_heads"] for value in run.values], runs)

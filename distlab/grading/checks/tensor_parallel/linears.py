@@ -128,7 +128,6 @@ def _expect_stored(run: Run, kind: str, one: One, biases: list[Tensor]) -> None:
             [value[kind]["stored"][place] for value in run.values],
             expected,
             what=f"the outputs are right, but the {noun} that {name} stores",
-            rule="store the values of the full layer",
         )
 
 
@@ -214,8 +213,7 @@ def gradients_of_one_process(runs: Runs) -> str | None:
         biases = list(one.bias.chunk(n)) if bias else same_everywhere(one.bias, n)
         _expect(run, "column" + end, "bias", biases, name)
         own = same_everywhere(as_tensor(one.x.grad), n)
-        rule = "apply self.operator(self.comm, x) first"
-        _expect(run, "column" + end, "x", own, name, rule)
+        _expect(run, "column" + end, "x", own, name)
         one = One(runs.seed, n, "row", bias)
         name = f"RowParallelLinear{end}"
         _expect(run, "row" + end, "weight", one.weight, name)
@@ -224,15 +222,12 @@ def gradients_of_one_process(runs: Runs) -> str | None:
     return None
 
 
-def _expect(
-    run: Run, kind: str, what: str, expected: list[Tensor], name: str, rule: str = ""
-) -> None:
+def _expect(run: Run, kind: str, what: str, expected: list[Tensor], name: str) -> None:
     noun = "inputs" if what == "x" else what
     expect_values(
         _found(run, kind, what),
         expected,
         what=f"the gradient of {name}'s {noun}",
-        rule=rule,
     )
 
 
