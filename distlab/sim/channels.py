@@ -21,7 +21,7 @@ from distlab.comm import ANY
 from distlab.sim.collectives import Collectives, HoldsBack
 from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
 from distlab.sim.messages import Fields, Message, deliver, move
-from distlab.sim.net.links import Wires
+from distlab.sim.net.links import Ports, Wires
 from distlab.sim.payload import Sized
 
 __all__ = ["Channel", "End", "Group", "Message"]
@@ -63,7 +63,7 @@ class End(_Moving):
         self.address = self.num_bytes = 0
         self.posted = 0  # its number among the ends of the group that had to wait
         self.source = peer
-        self.channel: Channel | None = None
+        self.channel: Any = None  # of a receive, as soon as it has met its send
         self.other: End | None = None
         self.parcel: Any = None  # what was sent before anyone received it
 
@@ -111,21 +111,30 @@ class Arrivals(list[End]):
 
     def __call__(self) -> None:
         """Call `End.arrive` for each of them, because all have arrived."""
-        ready = self[0].group.kernel.ready
+        wake = self[0].group.kernel.ready.append
         for receive in self:
-            send, receive.other = receive.other, None
-            assert send is not None
+            send: Any = receive.other
+            receive.other = None
             if receive.address and send.address and send.num_bytes <= receive.num_bytes:
                 move(receive.address, send.address, send.num_bytes)
             elif (into := receive.tensor) is not None and type(into) is not Sized:
                 receive.error = deliver(send.tensor, into)
             send.done = receive.done = True
             if send.waiter is not None:
-                ready.append(send.waiter)
+                wake(send.waiter)
                 send.waiter = None
             if receive.waiter is not None:
-                ready.append(receive.waiter)
+                wake(receive.waiter)
                 receive.waiter = None
+
+
+def arrive(kernel: Kernel, receives: list[End], when_ps: int) -> None:
+    """Let messages arrive: with those before them, if they are the last of then."""
+    planned = kernel.events.get(when_ps)
+    if planned and type(planned[-1]) is Arrivals:
+        planned[-1] += receives
+    else:
+        kernel.at(when_ps, Arrivals(receives))
 
 
 class Channel:
@@ -162,7 +171,6 @@ class Group:
         conditions: Rules | None = None,
     ) -> None:
         self.kernel, self.wires, self.trace = kernel, wires, trace
-        self._message = wires.message
         self.members = tuple(members)  # ranks of the world
         self.conditions = conditions
         self.subgroups: dict[object, Group] = {}
@@ -175,6 +183,7 @@ class Group:
         self.num_posted = 0
         # Nothing but plain messages so far: no faults, nobody gone, no ANY.
         self.is_plain = kernel.hands_over and conditions is None
+        kernel.depart = self.depart
         self.dropped: deque[End] = deque()  # receives whose message was lost
 
     def subgroup(self, key: object, members: Sequence[int]) -> Group:
@@ -211,6 +220,7 @@ class Group:
             return
         if self.conditions is not None and self.conditions.post(self, channel, end):
             return
+        end.num_bytes = end.tensor.nbytes  # type: ignore[union-attr]
         receive = self.take_receive(channel, end)
         if receive is not None:
             self.start(channel, end, receive)
@@ -221,6 +231,7 @@ class Group:
         """Do what `receive` does, for a caller that keeps its channels."""
         if self.gone and self._is_lost(end):
             return
+        end.channel = channel
         if channel.sends:
             self.start(channel, channel.sends.popleft(), end)
         else:
@@ -262,7 +273,7 @@ class Group:
             anyone = self._any.get((send.peer, send.tag))
             if anyone and not (receives and receives[0].posted < anyone[0].posted):
                 receive = anyone.popleft()
-                receive.source = send.owner
+                receive.source, receive.channel = send.owner, channel
                 return receive
         return receives.popleft() if receives else None
 
@@ -279,7 +290,7 @@ class Group:
         if waiting:
             channel = min(waiting, key=lambda channel: channel.sends[0].posted)
             send = channel.sends.popleft()
-            end.source = send.owner
+            end.source, end.channel = send.owner, channel
             self.start(channel, send, end)
         else:
             self.queue(self._any.setdefault((end.owner, end.tag), deque()), end)
@@ -290,33 +301,29 @@ class Group:
         queue.append(end)
 
     def start(self, channel: Channel, send: End, receive: End) -> None:
-        """Send the message of two posted ends, as soon as the network has room."""
+        """Send the message of two posted ends: it sets off with all of this instant."""
         send.met = receive.met = True
         receive.other = send
         if self.conditions is not None:
             self.conditions.start(self, channel, send, receive)
             return
-        kernel = self.kernel
-        if self.trace is None:  # as in `book`: a call less, two million times
-            _, end_ps = self._message(
-                channel.src,
-                channel.dst,
-                send.num_bytes or send.tensor.nbytes,  # type: ignore[union-attr]
-                kernel.now_ps,
-            )
-        else:
-            end_ps = self.book(channel, send)
-        if end_ps == kernel.batch_ps:
-            kernel.batch.append(receive)
+        self.kernel.met.append(receive)
+
+    def depart(self) -> None:
+        """Send the messages that have met at this instant, in any group."""
+        kernel, receives = self.kernel, self.kernel.met.copy()
+        if not receives:
             return
-        planned = kernel.events.get(end_ps)
-        if planned and type(planned[-1]) is Arrivals:
-            batch = planned[-1]
-            batch.append(receive)
+        kernel.met.clear()
+        if self.trace is None and isinstance(self.wires, Ports):
+            ends = self.wires.messages(receives, kernel.now_ps)
         else:
-            batch = Arrivals((receive,))
-            kernel.at(end_ps, batch)
-        kernel.batch, kernel.batch_ps = batch, end_ps
+            ends = [self.book(end.channel, end.other) for end in receives]
+        if ends.count(ends[0]) == len(ends):
+            arrive(kernel, receives, ends[0])
+        else:
+            for receive, end_ps in zip(receives, ends, strict=True):
+                arrive(kernel, [receive], end_ps)
 
     def book(self, channel: Channel, send: End) -> int:
         """Put a message on its way; return the time when it arrives."""

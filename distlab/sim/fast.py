@@ -34,8 +34,8 @@ class Pair:
     """One rank's messages to `dst` and from `src`, with both ends to be reused."""
 
     __slots__ = (
-        *("both", "dst", "inward", "outward", "receives", "receiving", "sending"),
-        *("sends", "src"),
+        *("both", "dst", "inward", "inward_receives", "outward", "outward_sends"),
+        *("receives", "receiving", "sending", "sends", "src"),
     )
 
     def __init__(self, group: Group, rank: int, dst: int, src: int) -> None:
@@ -44,8 +44,11 @@ class Pair:
         self.inward: Channel = group.channel(src, rank, 0)
         self.receives = self.outward.receives  # that wait for what this rank sends
         self.sends = self.inward.sends
+        self.outward_sends = self.outward.sends  # where its own ends wait
+        self.inward_receives = self.inward.receives
         self.sending = End(group, "send", rank, dst, 0, None, 0)
         self.receiving = End(group, "recv", rank, src, 0, None, 0)
+        self.receiving.channel = self.inward
         self.both = (self.sending, self.receiving)
 
 
@@ -98,7 +101,6 @@ class FastExchange:
             or not group.is_plain
             or timeout_s is not None
             or fiber is None
-            or kernel.closing
             or _thread_id() != kernel.thread_id
             or _graph_task_id() != -1
             or type(recv_tensor) is not kind
@@ -132,28 +134,33 @@ class FastExchange:
         elif sending.address:
             sending.address = receiving.address = 0
         if pair.receives:
-            group.start(pair.outward, sending, pair.receives.popleft())
+            match = pair.receives.popleft()
+            match.other, match.met = sending, True
+            sending.met = True
+            kernel.met.append(match)
         else:
             sending.posted = group.num_posted = group.num_posted + 1
-            pair.outward.sends.append(sending)
+            pair.outward_sends.append(sending)
         if pair.sends:
-            group.start(pair.inward, pair.sends.popleft(), receiving)
+            match = receiving.other = pair.sends.popleft()
+            match.met = receiving.met = True
+            kernel.met.append(receiving)
         else:
             receiving.posted = group.num_posted = group.num_posted + 1
-            pair.inward.receives.append(receiving)
+            pair.inward_receives.append(receiving)
         # Wait for what comes in, then for what goes out: it may be through by then.
         since_ps, ready, generators = kernel.now_ps, kernel.ready, kernel.generators
-        receiving.waiter, fiber.needs = fiber, pair.both
+        receiving.waiter, fiber.needs, mode = fiber, pair.both, kernel.mode
         while True:
             if (
                 ready
-                and ready[0].started
+                and not kernel.num_unstarted
                 and generators.word.value == generators.seen_word
             ):
                 following = kernel.current = ready.popleft()
-                grad = kernel.mode.grad = _is_grad_enabled()
+                grad = mode.grad = _is_grad_enabled()
                 following.switch()
-                if kernel.mode.grad is not grad:
+                if mode.grad is not grad:
                     _set_grad_enabled(grad)
                 if kernel.closing:
                     raise RankEnded

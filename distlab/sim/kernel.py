@@ -37,7 +37,6 @@ from distlab.sim.net.links import PS
 T = TypeVar("T")
 
 _OBJECTS = 50_000  # made before Python looks for those that can go
-_NEVER = -1  # no instant
 _PATIENCE = 100  # calls after the end of a run that a rank is allowed to catch
 
 
@@ -116,16 +115,18 @@ class Kernel:
         self.at_work = False  # in a rank's thread, on what all ranks have a part in
         self._carrier, self._can_move = carrier, can_move
         self.generators = generators or make_generators(lazy=False, every=False)
-        # Whether ranks can hand over by themselves, as `fast` does.
+        # Whether ranks can hand over by themselves, as `fast` does: on this thread (0
+        # when the run is over), and as soon as all ranks have started.
         self.thread_id = carrier.hub.thread_id
+        self.num_unstarted = 0
         self.hands_over = carrier.hands_over and self.generators.word is not None
         self.mode: Any = carrier  # where it is kept whether gradients are on
         self.ready: deque[Fiber] = deque()
         self._instants: list[int] = []  # a heap of the keys of `events`
         self.events: dict[int, list[Callable[[], object]]] = {}
-        # What messages last joined: the last event of its instant, or else _NEVER.
-        self.batch: Any = None
-        self.batch_ps = _NEVER
+        # Messages that set off at this instant: `depart` books them all together.
+        self.met: list[Any] = []
+        self.depart: Callable[[], None] = self.met.clear
         self._timers: list[tuple[int, int, Flight]] = []  # a heap
         self._num_timers = 0
         self.handler: Fiber | None = None  # of the rank that answers a call
@@ -156,6 +157,7 @@ class Kernel:
         # tenth of the time.
         gc.set_threshold(max(_OBJECTS, collecting[0]), *collecting[1:])
         try:
+            self.num_unstarted = len(mains)
             for rank, main in enumerate(mains):
                 strand = self._carrier.strand(main)
                 numbers = self.generators.own(seed + rank)
@@ -169,6 +171,7 @@ class Kernel:
                 self._enter(following)
         finally:
             self.ran_last, self.current = self.current, None
+            self.depart()
             torch.set_num_threads(threads)
             gc.set_threshold(*collecting)
             self.generators.restore()
@@ -197,6 +200,7 @@ class Kernel:
         strand, own = self._carrier.strand(main), self.generators.own(seed + rank)
         self._replaced.append(self.fibers[rank])
         self.fibers[rank] = Fiber(rank, strand, own)
+        self.num_unstarted += 1
         self.ready.append(self.fibers[rank])
 
     def freeze(self, rank: int) -> bool:
@@ -218,12 +222,14 @@ class Kernel:
 
     def is_idle(self, num_instants: int) -> bool:
         """Return True if only events of this many instants are left."""
+        if self.met:
+            self.depart()
         waits = any(flight.waiter is not None for _, _, flight in self._timers)
         return not (self.ready or waits) and len(self._instants) <= num_instants
 
     def close(self) -> None:
         """Let the ranks that still wait unwind; leave behind any that refuses."""
-        self.closing = True
+        self._begin_closing()
         for fiber in [*self._replaced, *self.fibers]:
             if fiber.started and not fiber.strand.dead:
                 self.current = fiber
@@ -236,7 +242,8 @@ class Kernel:
     def at(self, when_ps: int, event: Callable[..., object], *args: Any) -> None:
         """Schedule `event(*args)` for a time that isn't in the past."""
         act = partial(event, *args) if args else event
-        self.batch_ps = _NEVER
+        if self.met:
+            self.depart()  # they came first
         if when_ps in self.events:
             self.events[when_ps].append(act)
         else:
@@ -248,6 +255,7 @@ class Kernel:
             self.generators.put(fiber.numbers)
         else:
             self.generators.begin(fiber.numbers)
+            self.num_unstarted -= 1
         self.current, fiber.started = fiber, True
         self._carrier.switch(fiber.strand)
         if self.current is not None:  # it did not stop: it has come to its end
@@ -259,6 +267,8 @@ class Kernel:
         ready, instants = self.ready, self._instants
         while True:
             while not ready:
+                if self.met:
+                    self.depart()
                 if not instants and any(more() for more in self.when_idle):
                     continue
                 if self._timers and self._next_gives_up():
@@ -266,7 +276,7 @@ class Kernel:
                 if not instants:
                     return None
                 # Events may plan more for this instant: those come in a later round.
-                self.now_ps, self.batch_ps = heapq.heappop(instants), _NEVER
+                self.now_ps = heapq.heappop(instants)
                 for event in self.events.pop(self.now_ps):
                     event()
             fiber = ready.popleft()
@@ -394,8 +404,12 @@ class Kernel:
                 "a greenlet cannot wait inside backward(): call comm after it, or run "
                 'the simulation with carrier="threads"'
             )
-        self._must_move = self.closing = True
+        self._must_move = True
+        self._begin_closing()
         raise RankEnded
+
+    def _begin_closing(self) -> None:
+        self.closing, self.thread_id = True, 0
 
     def _too_late(self, fiber: Fiber) -> None:
         """End the rank because the run is over; leave it if it keeps catching that."""

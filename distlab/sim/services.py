@@ -213,6 +213,7 @@ class Services:
         world, start = self.world, self.kernel.now_ps
         out, into = self._port(src), self._port(dst)
         if out != into:
+            self.kernel.depart()  # what has set off before
             start, until = world.wires.message(out, into, num_bytes, start)
         else:
             until = start
