@@ -77,7 +77,7 @@ class Tests:
             "MUTATION_LIMIT": str(called.FILE_S),
             "MUTATION_CODE": str(self.scratch / "code"),
         }  # fmt: skip
-        # Plain: pytest rewrites `distlab` too, whose plugin it is, and we would see none.
+        # Plain, because pytest rewrites `distlab` too (it is a plugin): unseen by us.
         arguments = ["-q", "-p", "no:nbval", "-p", "no:cacheprovider", "-p", PLUGIN]
         arguments += ["--assert=plain"]
         arguments += ["-m", "not slow and not own", *files] + ["-x"] * first
