@@ -15,6 +15,7 @@ from collections import Counter
 from distlab.curriculum import load_curriculum
 from distlab.grading.ablation import Finding, ablate
 from distlab.grading.catalogue import read_catalogue
+from distlab.processes.tree import leaving_none
 from distlab.runner import Cluster
 
 # Assertions that the catalogue cannot make speak: file of checks, how the text begins.
@@ -83,7 +84,7 @@ def main() -> int:
     curriculum = load_curriculum()
     entries = [e for e in read_catalogue(curriculum) if only in e.task]
     started = time.monotonic()
-    with Cluster() as cluster:
+    with leaving_none(), Cluster() as cluster:
         findings = ablate(curriculum, cluster, entries, tell)
     counts = Counter(finding.state for finding in findings)
     states = ", ".join(f"{counts[state]} {state}" for state in sorted(counts))

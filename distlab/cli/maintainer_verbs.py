@@ -116,22 +116,24 @@ def mutants(
     """Check that wrong solutions are rejected and right ones are accepted."""
     from distlab.cli.mutants import mutants, write_readme
     from distlab.cli.own_course import need_a_clone
+    from distlab.processes.tree import leaving_none
 
     need_a_clone("mutants")
     if readme:
         return write_readme()
-    return mutants(
-        phase=phase,
-        only=only,
-        as_json=as_json,
-        generated=generated,
-        touched=touched,
-        stamp=stamp,
-        minutes=minutes,
-        second_try=second_try,
-        sample=sample,
-        seed=seed,
-    )
+    with leaving_none():
+        return mutants(
+            phase=phase,
+            only=only,
+            as_json=as_json,
+            generated=generated,
+            touched=touched,
+            stamp=stamp,
+            minutes=minutes,
+            second_try=second_try,
+            sample=sample,
+            seed=seed,
+        )
 
 
 def blind(
@@ -147,9 +149,11 @@ def blind(
     """Grade solutions by people who haven't seen the checks."""
     from distlab.cli.blind import blind
     from distlab.cli.own_course import need_a_clone
+    from distlab.processes.tree import leaving_none
 
     need_a_clone("blind")
-    return blind(folder, seeds=seeds, only=only, as_json=as_json)
+    with leaving_none():
+        return blind(folder, seeds=seeds, only=only, as_json=as_json)
 
 
 def bench(

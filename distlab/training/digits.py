@@ -247,6 +247,7 @@ def _units(code: str) -> dict[str, Choice]:
     curriculum = load_curriculum()
     with naming_file():
         own = read_source(curriculum, curriculum.units["trainer"], code)
+        own.tree  # noqa: B018 - to see here, and not on each rank, whether it is Python
     trainer = read_source(curriculum, curriculum.units["trainer"], "reference")
     loader = read_source(curriculum, curriculum.units["data_loader"], "reference")
     return {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +25,10 @@ from distlab.grading.changes import with_changes
 from distlab.grading.differential.observe import COMPILER
 from distlab.grading.mutants import EntryResult, judge
 from distlab.runner import Cluster
+from tests.workbench.course import ROOT, Course
 from tests.workbench.golden import Golden
 from tests.workbench.judging import CURRICULUM, catalogue
+from tests.workbench.launching import linux
 
 BY_ID = catalogue()
 ENTRIES = [*BY_ID.values()]
@@ -317,3 +321,20 @@ def test_operations_are_not_counted_because_of_another_unit() -> None:
     with Cluster(preload=(COMPILER,)) as other:
         (result,) = judge(CURRICULUM, other, [dear])
     assert result.status == "pass", result.message
+
+
+@linux
+def test_sigterm_leaves_neither_folder_nor_process(
+    here: Course, tmp_path: Path
+) -> None:
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    command = ("-m", "distlab", "mutants", "--only", "pass_around")
+    process = here.popen(*command, cwd=ROOT, TMPDIR=str(temp))
+    until = time.monotonic() + 60
+    while not list(temp.glob("distlab-mutants-*/*")) and time.monotonic() < until:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert here.ended(process).code == 128 + signal.SIGTERM
+    assert list(temp.iterdir()) == []
