@@ -100,7 +100,7 @@ def say_epoch(epoch: int, loss: float) -> None:
 def main() -> None:
     """Join the job that a launcher started, train, and let rank 0 print the result."""
     parser = argparse.ArgumentParser(description="train on the digits")
-    parser.add_argument("--backend", help="gloo, nccl or tcp")
+    parser.add_argument("--backend", help="such as gloo, nccl or tcp")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--checkpoint", help="a folder that all ranks share")
     arguments = parser.parse_args()

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from distlab.comm import Comm
 from distlab.distributed.environment import Place, default_backend, read_place
-from distlab.distributed.opening import TRANSPORTS, check_backend, open_comm
+from distlab.distributed.opening import open_comm, usable_transport
 from distlab.distributed.parts import tasks
 from distlab.distributed.regrouping import RegroupingComm, open_regrouping
+from distlab.transports import find_transport
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 PARTING_S = 5.0
@@ -76,13 +77,13 @@ def init_process_group(
     if not timeout_s > 0:
         raise ValueError(f"timeout_s is {timeout_s}, must be positive")
     backend = backend or default_backend()
-    check_backend(backend)
-    if (regrouping := open_regrouping(backend, timeout_s)) is not None:
+    transport = usable_transport(backend)
+    if (regrouping := open_regrouping(transport, timeout_s)) is not None:
         place = Place(rank=0, world_size=1, local_rank=0)
         _STATE.group = Group(regrouping, backend, place, regrouping.end)
         return
     place = read_place(init_method, world_size, rank)
-    comm, close = open_comm(backend, place, timeout_s, _STATE.num_opened)
+    comm, close = open_comm(transport, place, timeout_s, _STATE.num_opened)
     _STATE.num_opened += 1
     _STATE.group = Group(comm, backend, place, close)
 
@@ -107,9 +108,9 @@ def destroy_process_group() -> None:
             with contextlib.suppress(RuntimeError, ValueError):  # PeerLost and others
                 group.comm.barrier(timeout_s=PARTING_S)
                 all_are_done = True
-        if not all_are_done and group.backend == "gloo":
+        if not all_are_done and find_transport(group.backend).aborts:
             with contextlib.suppress(RuntimeError):
-                group.comm.abort()  # gloo's threads may wait for a rank that is gone
+                group.comm.abort()  # its threads may wait for a rank that is gone
         for end in reversed(endings):
             end()
         group.close()
@@ -204,7 +205,7 @@ def get_distributed_info() -> dict[str, Any]:
         "rank": group.comm.rank if group else 0,
         "local_rank": group.comm.local_rank if group else 0,
         "backend": group.backend if group else None,
-        "transport": TRANSPORTS[group.backend] if group else None,
+        "transport": find_transport(group.backend).title if group else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "units": [

@@ -1,4 +1,4 @@
-"""Meet the other ranks of a job and open a communicator: gloo, NCCL or sockets.
+"""Meet the other ranks of a job and open a communicator by any transport.
 
     every rank ─▶ torch's store at MASTER_ADDR:MASTER_PORT ─▶ gloo, NCCL: TorchComm
     every rank ─▶ the same, for one address ─▶ Rendezvous of 3.17 ─▶ tcp: TcpComm
@@ -6,7 +6,8 @@
 torchrun and `distlab.launch` keep torch's store in their own process; without them,
 rank 0 keeps it. Over TCP, the ranks use it only to find out where the store of 3.17
 listens. They find each other through that one, and send everything else through
-TcpComm.
+TcpComm. Which of both stores a transport asks for is its own affair
+(distlab.transports).
 """
 
 from __future__ import annotations
@@ -14,48 +15,40 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch.distributed import (  # type: ignore[attr-defined]
     HashStore,
     PrefixStore,
     TCPStore,
 )
 
-from distlab.comm import Comm, MeetingError, TcpComm, TorchComm
+from distlab.comm import Comm, MeetingError
 from distlab.distributed.attendance import check_in, report_second_keeper
 from distlab.distributed.environment import Place, own_host
 from distlab.distributed.meeting import meet
 from distlab.distributed.parts import UnitError
-
-BACKENDS = ("gloo", "nccl", "tcp")
-TRANSPORTS = {
-    "gloo": "torch.distributed's gloo, over TCP",
-    "nccl": "torch.distributed's NCCL, between GPUs",
-    "tcp": "distlab.comm.tcp, over plain sockets",
-}
+from distlab.transports import Transport, find_transport
 
 
-def check_backend(backend: str) -> None:
-    """Refuse a backend that can't work here, with a one-line message.
+def usable_transport(backend: str) -> Transport:
+    """Return a transport that can work here.
 
     Raises:
-        ValueError: the backend isn't one of ours, or this machine doesn't have it.
+        ValueError: there is none of that name, or this machine doesn't have it.
     """
     if backend == "mpi":
-        raise ValueError(
-            "backend 'mpi' needs a torch built with MPI: choose gloo, nccl or tcp"
-        )
-    if backend not in BACKENDS:
-        raise ValueError(f"no backend {backend!r}: choose {', '.join(BACKENDS)}")
-    if backend == "nccl" and not torch.cuda.is_available():
-        raise ValueError("backend 'nccl' needs a GPU, and torch finds none: use gloo")
+        raise ValueError("backend 'mpi' needs a torch built with MPI: use gloo or tcp")
+    transport = find_transport(backend)
+    if transport.check is not None:
+        transport.check()
+    return transport
 
 
 def open_comm(
-    backend: str, place: Place, timeout_s: float, number: int
+    transport: Transport, place: Place, timeout_s: float, number: int
 ) -> tuple[Comm, Callable[[], None]]:
     """Meet the other ranks; return a communicator and how to close it; collective.
 
@@ -70,46 +63,57 @@ def open_comm(
     store = PrefixStore(prefix, _base_store(place, timeout_s, prefix))
     host = os.environ.get("DISTLAB_HOST") or own_host(place.address)
     check_in(PrefixStore("attendance", store), place, timeout_s)
-    if backend == "tcp":
-        return _open_tcp(store, place, host, timeout_s)
-    comm = TorchComm.from_store(
-        store,
-        place.rank,
-        place.world_size,
-        backend=backend,
-        timeout_s=timeout_s,
-        host=host,
+    meeting = _Meeting(
+        rank=place.rank,
+        world_size=place.world_size,
         local_rank=place.local_rank,
+        host=host,
+        timeout_s=timeout_s,
+        place=place,
+        store=store,
     )
-    # Cast: mypy reads TorchComm's narrower returns as another protocol.
-    return cast(Comm, comm), comm.close
-
-
-def _open_tcp(
-    store: Any, place: Place, host: str, timeout_s: float
-) -> tuple[Comm, Callable[[], None]]:
-    keeper = meet(store, place, host, timeout_s)
     try:
-        comm = TcpComm.from_store(
-            keeper.store,
-            place.rank,
-            place.world_size,
-            secret=keeper.secret,
-            host=host,
-            timeout_s=timeout_s,
-            local_rank=place.local_rank,
-        )
+        comm = transport.open(meeting)
     except Exception as error:
-        keeper.close()
+        meeting.close()
         if isinstance(error.__cause__, UnitError):  # the store failed, and no rank
             raise error.__cause__ from None
         raise
 
     def close() -> None:
         comm.close()
-        keeper.close()
+        meeting.close()
 
     return comm, close
+
+
+@dataclass(kw_only=True)
+class _Meeting:
+    """The meeting of a job's ranks: `distlab.transports.Meeting`."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    timeout_s: float
+    place: Place
+    store: Any
+    _close: Callable[[], None] | None = field(default=None, init=False)
+
+    def torch_store(self) -> Any:
+        """Implement `Meeting.torch_store`."""
+        return self.store
+
+    def own_store(self) -> tuple[Any, bytes]:
+        """Implement `Meeting.own_store`: the store of 3.17."""
+        keeper = meet(self.store, self.place, self.host, self.timeout_s)
+        self._close = keeper.close
+        return keeper.store, keeper.secret
+
+    def close(self) -> None:
+        """Close the store of 3.17, if it was opened."""
+        if self._close is not None:
+            self._close()
 
 
 _ANSWER_S = 2.0

@@ -26,6 +26,7 @@ from distlab.comm._process_groups import make_gloo_group
 from distlab.distributed.environment import LOOPBACK, own_host
 from distlab.launch.control import Go, Member
 from distlab.launch.pages import Page
+from distlab.transports import Transport, transport_names
 
 T = TypeVar("T")
 FORM_S = 10.0  # to connect processes that have all just said that they are here
@@ -159,17 +160,20 @@ def pass_on(comm: Comm, data: bytes, shift: int = 1) -> bytes:
     return received.numpy().tobytes()
 
 
-def open_regrouping(backend: str, timeout_s: float) -> RegroupingComm | None:
+def open_regrouping(transport: Transport, timeout_s: float) -> RegroupingComm | None:
     """Open this process's communicator; return None without an agent that can regroup.
 
     Raises:
-        ValueError: the backend isn't gloo, the only one that such an agent supports.
+        ValueError: the transport's groups can't be formed again.
     """
     member, page = Member.from_environment(), Page.from_environment()
     if member is None or page is None:
         return None
-    if backend != "gloo":
-        raise ValueError(f"backend {backend!r}: --standby and --elastic know gloo only")
+    if not transport.regroups:
+        able = " or ".join(transport_names(lambda one: one.regroups))
+        raise ValueError(
+            f"backend {transport.name!r}: --standby and --elastic need {able}"
+        )
     page.beat()
     return RegroupingComm(member, page, timeout_s)
 

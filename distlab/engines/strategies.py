@@ -18,19 +18,16 @@ names as an entry point:
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 import os
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from distlab.engines.expect import EngineError
 from distlab.engines.outside import not_installed
+from distlab.registry import Registry
 
 # config.py imports this file, and job.py and strategy.py import config.py.
 DistributedConfig: TypeAlias = Any
@@ -40,7 +37,6 @@ Strategy: TypeAlias = Any
 
 DEFAULT = "pytorch-ddp"
 GROUP = "distlab.strategies"
-ENDING = "_strategy"
 LIMITS = {
     "mixed_precision": "precisions",
     "zero_stage": "zero_stages",
@@ -185,8 +181,9 @@ class Entry:
         )
 
 
-_table: dict[str, Entry] = {}
-_broken: dict[str, str] = {}
+_table = Registry[Entry](
+    "strategy", __name__.rpartition(".")[0], GROUP, "backend", EngineError
+)
 
 
 def register_strategy(
@@ -198,20 +195,14 @@ def register_strategy(
         ValueError: another strategy has this name.
     """
     entry = Entry(name=name, factory=factory, **facts)
-    known = _table.setdefault(name, entry)
-    if known is not entry and known.factory.__module__ != factory.__module__:
-        raise ValueError(
-            f"strategy {name} is registered by {known.factory.__module__} and by "
-            f"{factory.__module__}: give one of them another name"
-        )
+    _table.add(name, entry, factory)
     return entry
 
 
 def strategies() -> tuple[Entry, ...]:
     """Return all strategies: those that need nothing installed first, then by name."""
-    _load()
     order = sorted(
-        _table.values(),
+        _table.entries(),
         key=lambda one: (one.needs != "", one.name != DEFAULT, one.name),
     )
     return tuple(order)
@@ -228,13 +219,7 @@ def find_strategy(name: str) -> Entry:
     Raises:
         EngineError: there is no such strategy, or its package can't be imported.
     """
-    _load()
-    if name in _broken:
-        raise EngineError(_broken[name])
-    if name not in _table:
-        known = ", ".join(strategy_names())
-        raise EngineError(f"backend is {name!r}; there are {known}")
-    return _table[name]
+    return _table.find(name, strategy_names)
 
 
 def implied_strategy(config: DistributedConfig) -> str:
@@ -273,32 +258,3 @@ def _first_set(names: Sequence[str]) -> str:
 
 def _names(is_meant: Callable[[Entry], bool]) -> tuple[str, ...]:
     return tuple(one.name for one in strategies() if is_meant(one))
-
-
-@functools.cache
-def _load() -> None:
-    """Import our own strategies, and then those of other packages."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name.endswith(ENDING):
-            importlib.import_module(f"{package}.{module.name}")
-    for point in entry_points(group=GROUP):
-        _load_other(point)
-
-
-def _load_other(point: EntryPoint) -> None:
-    """Import another package's strategy, whose error only concerns who asks for it."""
-    try:
-        point.load()
-    except Exception as error:  # it is other people's code, which may raise anything
-        said = (str(error).splitlines() or [""])[0]
-        _broken[point.name] = (
-            f"backend {point.name} cannot be imported from {point.value}: "
-            f"{type(error).__name__}: {said}"
-        )
-    else:
-        if point.name not in _table:
-            _broken[point.name] = (
-                f"{point.value} registers no strategy {point.name!r}, though its "
-                f"entry point in {GROUP} says so"
-            )

@@ -34,7 +34,7 @@ give them. Defaults are in parentheses.
                          them to the ranks unchanged. Without this option, Ctrl-C
                          reaches the ranks as SIGTERM instead of SIGINT, because a
                          script may save on SIGTERM
-  --backend NAME         backend for messages: gloo, nccl or tcp (gloo)
+  --backend NAME         backend for messages, such as gloo, nccl or tcp (gloo)
   -m, --module           run script.py as a module, as python -m does
   --no-python            run script.py as a command, without Python
   --run-path             run script.py with runpy.run_path

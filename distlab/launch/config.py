@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from distlab.launch.output import Output
+from distlab.transports import Transport, find_transport, transport_names
 
-BACKENDS = ("gloo", "nccl", "tcp")
 ON_HANG = ("abort", "restart", "report")
 RUN_AS = ("script", "module", "command", "path")
 HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # as torchrun
@@ -119,9 +119,7 @@ class LaunchConfig:
         object.__setattr__(self, "master_addr", host)
         self._expect_whole_numbers()
         self._expect_seconds()
-        if self.backend not in BACKENDS:
-            known = ", ".join(BACKENDS)
-            raise LaunchError(f"backend is {self.backend!r}; choose one of {known}")
+        self._transport()
         if not 0 <= self.master_port < 2**16:
             raise LaunchError(
                 f"master_port is {self.master_port}, but it must be 0 to 65535"
@@ -272,11 +270,18 @@ class LaunchConfig:
                 "standby keeps the number of ranks, so nnodes must be one number, not "
                 f"{self.min_nodes}:{self.nnodes}"
             )
-        if self.backend != "gloo":
+        if not self._transport().regroups:
+            able = " or ".join(transport_names(lambda one: one.regroups))
             raise LaunchError(
-                f"{name} works only with the backend gloo, not with {self.backend}"
+                f"{name} works only with the backend {able}, not with {self.backend}"
             )
         self._expect_what_forked_processes_can(name)
+
+    def _transport(self) -> Transport:
+        try:
+            return find_transport(self.backend)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
 
     def _expect_what_forked_processes_can(self, name: str) -> None:
         if self.run_as == "command":

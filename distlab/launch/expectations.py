@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.ranks import bound_to_cpus, own_gpu
+from distlab.transports import find_transport, transport_names
 
 
 def expect_program(script: str, run_as: str) -> None:
@@ -58,13 +59,14 @@ def expect_resources(config: LaunchConfig) -> None:
             )
         for local_rank in range(config.nproc_per_node):
             bound_to_cpus([], local_rank, config.numa_binding)
-    if config.backend != "nccl":
+    if not find_transport(config.backend).needs_gpu:
         return
     import torch
 
     num_gpus = torch.cuda.device_count()
+    others = " or ".join(transport_names(lambda one: not one.needs_gpu))
     if num_gpus < config.nproc_per_node:
         raise LaunchError(
-            f"backend nccl needs a GPU for each of {config.nproc_per_node} ranks, but "
-            f"torch finds {num_gpus}: choose gloo or tcp"
+            f"backend {config.backend} needs a GPU for each of {config.nproc_per_node} "
+            f"ranks, but torch finds {num_gpus}: choose {others}"
         )

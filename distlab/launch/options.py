@@ -192,7 +192,7 @@ TORCHRUNS: dict[str, Option] = {
     "virtual_local_rank": _FLAG,
 }
 OURS: dict[str, Option] = {
-    "backend": Option(must_be="gloo, nccl or tcp"),
+    "backend": Option(must_be="a backend such as gloo"),
     "monitor": Option(must_be="a folder"),
     "also": Option(read=signals, must_be="places such as prometheus:9400"),
     "explain_hangs": Option(is_flag=True),

@@ -22,6 +22,7 @@ from distlab.models.image_models import (
 )
 from distlab.recipe.optimizers import OPTIMIZERS
 from distlab.recipe.schedules import SCHEDULES
+from distlab.transports import transport_names
 
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 COMPRESSIONS = ("none", "bf16", "fp16", "top_k", "int8", "powersgd")
@@ -69,7 +70,9 @@ class Options:
     engine: str = _free(
         "scratch", "what averages the gradients", ("scratch", "ddp", "fsdp2")
     )
-    backend: str = _free("", "gloo, nccl or tcp; nccl by default if there are GPUs")
+    backend: str = _free(
+        "", "such as gloo, nccl or tcp; nccl by default if there are GPUs"
+    )
     code: str = _free(
         "auto", "whose units to run; auto takes each of yours that passes", CODES
     )
@@ -127,6 +130,7 @@ class Options:
 
     def _contradictions(self) -> list[tuple[bool, str]]:
         is_vit, sharded = "vit" in self.model, self.engine == "fsdp2"
+        torchs = transport_names(lambda transport: transport.is_torchs)
         return [
             (
                 self.compression != "none" and self.engine != "scratch",
@@ -139,9 +143,9 @@ class Options:
                 "gradients are float32",
             ),
             (
-                self.backend == "tcp" and self.engine != "scratch",
-                f"--backend tcp with --engine {self.engine}: torch's engines need gloo "
-                "or nccl",
+                self.engine != "scratch" and self.backend not in ("", *torchs),
+                f"--backend {self.backend} with --engine {self.engine}: torch's "
+                f"engines need {' or '.join(torchs)}",
             ),
             (
                 is_vit and self.channels_last,

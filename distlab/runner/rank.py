@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -29,8 +30,6 @@ from distlab.comm import (
     PeerLost,
     RealDisk,
     Store,
-    TcpComm,
-    TorchComm,
 )
 from distlab.comm.tcp.endpoint import Directory, TcpEndpoint, store_of
 from distlab.processes.tree import die_with_parent
@@ -43,6 +42,7 @@ from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.newcomer import NewcomersComm
 from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
+from distlab.transports import find_transport
 
 _KEPT_OPEN: list[object] = []
 """The transport of this rank: it must outlive the program, or its sockets close."""
@@ -197,27 +197,42 @@ def _connected(job: dict[str, Any], rank: int, folder: Path, store: Store) -> Co
     local_rank = rank % job["ranks_per_node"]
     if job["lives"]:
         return NewcomersComm(rank, world_size)
-    if job["backend"] == "tcp":
-        secret = bytes.fromhex(job["secret"])
-        return TcpComm.from_store(
-            store,
-            rank,
-            world_size,
-            secret=secret,
-            timeout_s=timeout_s,
-            local_rank=local_rank,
-        )
-    if job["backend"] == "nccl":
+    transport = find_transport(job["backend"])
+    if transport.needs_gpu:
         show_gpus()
-    meeting = FileStore(str(folder / "store"), world_size)
-    return TorchComm.from_store(
-        meeting,
-        rank,
-        world_size,
-        backend=job["backend"],
-        timeout_s=timeout_s,
+    meeting = _Meeting(
+        rank=rank,
+        world_size=world_size,
         local_rank=local_rank,
+        timeout_s=timeout_s,
+        folder=folder,
+        own=store,
+        secret=bytes.fromhex(job["secret"]),
     )
+    comm: Comm = transport.open(meeting)
+    return comm
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Meeting:
+    """The meeting of a run's ranks: `distlab.transports.Meeting`."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    timeout_s: float
+    folder: Path
+    own: Store
+    secret: bytes
+    host: str = "127.0.0.1"
+
+    def torch_store(self) -> FileStore:
+        """Implement `Meeting.torch_store`."""
+        return FileStore(str(self.folder / "store"), self.world_size)
+
+    def own_store(self) -> tuple[Store, bytes]:
+        """Implement `Meeting.own_store`."""
+        return self.own, self.secret
 
 
 def encode_failure(error: BaseException) -> bytes:

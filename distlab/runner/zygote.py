@@ -22,6 +22,7 @@ from distlab.runner import service as service_process
 from distlab.runner.huge_pages import moves_to_huge_pages
 from distlab.runner.wire import decode, encode
 from distlab.runner.zygote_protocol import HEADER
+from distlab.transports import load_ours
 
 _IDLE_S = 0.005
 _ALL_MOVED = object()
@@ -159,5 +160,6 @@ def main(arguments: list[str]) -> None:
     """Serve the parent: `arguments` are its file descriptor and what to import."""
     become_subreaper()
     parent = socket.socket(fileno=int(arguments[0]))
+    load_ours()
     preload(arguments[1:])
     Zygote(parent).serve()

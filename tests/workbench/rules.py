@@ -23,7 +23,7 @@ FLOORS = {
     "set_up": 2,
     "search_order": 1, "cost": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
     "dtensors": 1, "dcp": 1, "digests": 1, "attached": 1, "recorder": 1,
-    "processes": 1,
+    "processes": 1, "registry": 1, "transports": 1,
     "sim": 2, "runner": 2, "launch": 2, "flight": 2, "curriculum": 2, "monitor": 2,
     "trace": 2, "ranks": 2, "grading": 3, "distributed": 3, "engines": 3,
     "run": 3, "audit": 3, "pytest_plugin": 3, "simulated": 3, "training": 3,

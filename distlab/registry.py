@@ -1,0 +1,124 @@
+"""A table whose entries are added by files of ours and by other packages.
+
+    _table = Registry(
+        "transport", "distlab.transports", "distlab.transports", "backend", ValueError
+    )
+    _table.add("gloo", entry, open_gloo)     in transports/gloo_transport.py
+    _table.find("gloo")
+
+Our own entries stand in files called *_<kind>.py in the table's package. We import
+these files when somebody first asks for an entry. Another package names a module of its
+own as an entry point, which does the same when it's imported. To look for those takes
+a tenth of a second, so we only do it if an entry isn't ours, or for a list of all:
+
+    [project.entry-points."distlab.transports"]
+    name = "package.module"
+
+An error in another package's module only concerns whoever asks for that entry.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+E = TypeVar("E")
+
+
+class Registry(Generic[E]):
+    """Entries of one `kind` by name, whose files stand in `package`.
+
+    Other packages' entry points are in the group `group`. A name that isn't there
+    raises `unknown`, whose message begins with the `label` by which users know it.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        group: str,
+        label: str,
+        unknown: type[Exception],
+    ) -> None:
+        self._kind, self._package, self._group = kind, package, group
+        self._label, self._unknown = label, unknown
+        self._table: dict[str, tuple[E, str]] = {}  # and the module that added it
+        self._broken: dict[str, str] = {}
+        self._has_ours = self._has_others = False
+
+    def add(self, name: str, entry: E, factory: Any) -> None:
+        """Add an entry that `factory`'s module registers.
+
+        Raises:
+            ValueError: another module has registered this name.
+        """
+        module = factory.__module__
+        _, known = self._table.setdefault(name, (entry, module))
+        if known != module:
+            raise ValueError(
+                f"{self._kind} {name} is registered by {known} and by {module}: give "
+                "one of them another name"
+            )
+
+    def entries(self) -> list[E]:
+        """Return all entries, in no particular order."""
+        self._load_others()
+        return [entry for entry, _ in self._table.values()]
+
+    def names(self) -> list[str]:
+        """Return the names of all entries, in alphabetical order."""
+        self._load_others()
+        return sorted(self._table)
+
+    def find(self, name: str, known: Callable[[], Sequence[str]] | None = None) -> E:
+        """Return the entry with this name; a refusal lists those that are `known`.
+
+        Raises:
+            Exception: what the table was made with, if there is no such entry, or if
+                its package can't be imported.
+        """
+        self.load_ours()
+        if name not in self._table:
+            self._load_others()
+        if name in self._broken:
+            raise self._unknown(self._broken[name])
+        if name not in self._table:
+            listed = ", ".join((known or self.names)())
+            raise self._unknown(f"{self._label} is {name!r}; there are {listed}")
+        return self._table[name][0]
+
+    def load_ours(self) -> None:
+        """Import our own files."""
+        if self._has_ours:
+            return
+        self._has_ours = True  # the files may ask for entries themselves
+        folders = importlib.import_module(self._package).__path__
+        for module in pkgutil.iter_modules(folders):
+            if module.name.endswith(f"_{self._kind}"):
+                importlib.import_module(f"{self._package}.{module.name}")
+
+    def _load_others(self) -> None:
+        self.load_ours()
+        if not self._has_others:
+            self._has_others = True
+            for point in entry_points(group=self._group):
+                self._load_other(point)
+
+    def _load_other(self, point: EntryPoint) -> None:
+        try:
+            point.load()
+        except Exception as error:  # other people's code may raise anything
+            said = (str(error).splitlines() or [""])[0]
+            self._broken[point.name] = (
+                f"{self._label} {point.name} cannot be imported from {point.value}: "
+                f"{type(error).__name__}: {said}"
+            )
+        else:
+            if point.name not in self._table:
+                self._broken[point.name] = (
+                    f"{point.value} registers no {self._kind} {point.name!r}, though "
+                    f"its entry point in {self._group} says so"
+                )

@@ -1,0 +1,113 @@
+"""The table of transports: by which ranks can communicate, and what each one can do.
+
+A file called *_transport.py in this folder registers its transport:
+
+    register_transport("name", open_name, …)      in name_transport.py
+
+That entry is all that the rest of the package knows about a transport: the runner, the
+launcher and `init_process_group` read it here. So if you add a transport, you write one
+file, or a package that has the entry point distlab.transports (see distlab.registry).
+It must not import torch, or the library that it needs, before it's opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from distlab.registry import Registry
+
+Comm: TypeAlias = Any  # distlab.comm imports torch
+
+
+class Meeting(Protocol):
+    """Where a rank meets the others."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks meet."""
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank on its machine."""
+
+    @property
+    def host(self) -> str:
+        """The address by which the ranks of other machines reach this one."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for the others, and later for a message of theirs."""
+
+    def torch_store(self) -> Any:
+        """Return a store of torch.distributed that all ranks share."""
+
+    def own_store(self) -> tuple[Any, bytes]:
+        """Return a `distlab.comm.Store` that all ranks share, and their secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """A transport, as it registers itself.
+
+    `open(meeting)` meets the other ranks and returns this rank's Comm; collective.
+    """
+
+    name: str
+    open: Callable[[Meeting], Comm]
+    title: str
+    """What it is, in a few words."""
+    check: Callable[[], None] | None = None
+    """Raises ValueError if this machine doesn't have it."""
+    needs_gpu: bool = False
+    """True if each rank needs a GPU of its own."""
+    is_torchs: bool = False
+    """True if torch.distributed has a backend of this name, as torch's DDP needs."""
+    regroups: bool = False
+    """True if --standby and --elastic can form its groups again without lost ranks."""
+    aborts: bool = False
+    """True if threads of it may wait for a lost rank until `Comm.abort` ends them."""
+
+
+_table = Registry[Transport](
+    "transport", "distlab.transports", "distlab.transports", "backend", ValueError
+)
+
+
+def register_transport(
+    name: str, open: Callable[[Meeting], Comm], **facts: Any
+) -> Transport:
+    """Add a transport to the table; `facts` are the fields of Transport.
+
+    Raises:
+        ValueError: another module has registered this name.
+    """
+    transport = Transport(name=name, open=open, **facts)
+    _table.add(name, transport, open)
+    return transport
+
+
+def find_transport(name: str) -> Transport:
+    """Return the transport with this name.
+
+    Raises:
+        ValueError: there is no such transport, or its package can't be imported.
+    """
+    return _table.find(name)
+
+
+def load_ours() -> None:
+    """Import our own transports now, as for processes that will be forked."""
+    _table.load_ours()
+
+
+def transport_names(
+    is_meant: Callable[[Transport], bool] = lambda _: True,
+) -> tuple[str, ...]:
+    """Return the names of all transports, or of some, in alphabetical order."""
+    return tuple(sorted(one.name for one in _table.entries() if is_meant(one)))

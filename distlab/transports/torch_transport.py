@@ -1,0 +1,59 @@
+"""The transports of torch.distributed: gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+from distlab.transports.table import Comm, Meeting, register_transport
+
+
+def open_gloo(meeting: Meeting) -> Comm:
+    """Meet the other ranks; collective."""
+    return _open(meeting, "gloo")
+
+
+def open_nccl(meeting: Meeting) -> Comm:
+    """Meet the other ranks; collective."""
+    return _open(meeting, "nccl")
+
+
+def _open(meeting: Meeting, backend: str) -> Comm:
+    from distlab.comm import TorchComm
+
+    return TorchComm.from_store(
+        meeting.torch_store(),
+        meeting.rank,
+        meeting.world_size,
+        backend=backend,
+        timeout_s=meeting.timeout_s,
+        host=meeting.host,
+        local_rank=meeting.local_rank,
+    )
+
+
+def expect_gpu() -> None:
+    """Refuse a machine on which torch finds no GPU.
+
+    Raises:
+        ValueError: it finds none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("backend 'nccl' needs a GPU, and torch finds none: use gloo")
+
+
+register_transport(
+    "gloo",
+    open_gloo,
+    title="torch.distributed's gloo, over TCP",
+    is_torchs=True,
+    regroups=True,
+    aborts=True,
+)
+register_transport(
+    "nccl",
+    open_nccl,
+    title="torch.distributed's NCCL, between GPUs",
+    check=expect_gpu,
+    needs_gpu=True,
+    is_torchs=True,
+)
