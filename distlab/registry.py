@@ -1,20 +1,21 @@
-"""A table whose entries are added by files of ours and by other packages.
+"""A table whose entries come from our own modules and from other packages.
 
     _table = Registry(
         "transport", "distlab.transports", "distlab.transports", "backend", ValueError
     )
-    _table.add("gloo", entry, open_gloo)     in transports/gloo_transport.py
+    _table.add("gloo", entry, open_gloo)     in transports/torch_transport.py
     _table.find("gloo")
 
-Our own entries stand in files called *_<kind>.py in the table's package. We import
-these files when somebody first asks for an entry. Another package names a module of its
-own as an entry point, which does the same when it's imported. To look for those takes
-a tenth of a second, so we only do it if an entry isn't ours, or for a list of all:
+Our own entries live in files named *_<kind>.py in the table's package. We import these
+files when somebody first asks for an entry. Another package declares one of its modules
+as an entry point, and importing that module adds the package's entries:
 
     [project.entry-points."distlab.transports"]
     name = "package.module"
 
-An error in another package's module only concerns whoever asks for that entry.
+Looking up entry points takes a tenth of a second, so we do it only if an entry isn't
+one of ours, or if somebody asks for all of them. An error in another package's module
+is raised only if somebody asks for that package's entry.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ E = TypeVar("E")
 
 
 class Registry(Generic[E]):
-    """Entries of one `kind` by name, whose files stand in `package`.
+    """Maps names to entries of one `kind`; ours are defined in files in `package`.
 
-    Other packages' entry points are in the group `group`. A name that isn't there
-    raises `unknown`, whose message begins with the `label` by which users know it.
+    Other packages' entry points are in the group `group`. Looking up an unknown name
+    raises `unknown`, with a message that begins with `label`, which is what users call
+    this kind of entry.
     """
 
     def __init__(
@@ -74,11 +76,14 @@ class Registry(Generic[E]):
         return sorted(self._table)
 
     def find(self, name: str, known: Callable[[], Sequence[str]] | None = None) -> E:
-        """Return the entry with this name; a refusal lists those that are `known`.
+        """Return the entry with this name.
+
+        If there is none, the error message lists the names that `known` returns, or
+        all names by default.
 
         Raises:
-            Exception: what the table was made with, if there is no such entry, or if
-                its package can't be imported.
+            Exception: of the type `unknown`, if there is no such entry or its package
+                can't be imported.
         """
         self.load_ours()
         if name not in self._table:

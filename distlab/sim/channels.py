@@ -129,7 +129,10 @@ class Arrivals(list[End]):
 
 
 def arrive(kernel: Kernel, receives: list[End], when_ps: int) -> None:
-    """Let messages arrive: with those before them, if they are the last of then."""
+    """Schedule these messages to arrive at `when_ps`.
+
+    They join the last event that is planned for that time if it is also an arrival.
+    """
     planned = kernel.events.get(when_ps)
     if planned and type(planned[-1]) is Arrivals:
         planned[-1] += receives
@@ -310,7 +313,7 @@ class Group:
         self.kernel.met.append(receive)
 
     def depart(self) -> None:
-        """Send the messages that have met at this instant, in any group."""
+        """Send all messages, in any group, whose ends were matched at this instant."""
         kernel, receives = self.kernel, self.kernel.met.copy()
         if not receives:
             return

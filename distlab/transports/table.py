@@ -1,13 +1,14 @@
-"""The table of transports: by which ranks can communicate, and what each one can do.
+"""The table of transports: the ways to communicate, and what each one supports.
 
 A file called *_transport.py in this folder registers its transport:
 
     register_transport("name", open_name, …)      in name_transport.py
 
 That entry is all that the rest of the package knows about a transport: the runner, the
-launcher and `init_process_group` read it here. So if you add a transport, you write one
-file, or a package that has the entry point distlab.transports (see distlab.registry).
-It must not import torch, or the library that it needs, before it's opened.
+launcher and `init_process_group` read it here. To add a transport, you therefore write
+one file, or a package with an entry point in the group distlab.transports (see
+distlab.registry). The file must not import torch, or any library that the transport
+needs, until the transport is opened.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Meeting(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for the others, and later for a message of theirs."""
+        """How long to wait for the other ranks, and later for each message."""
 
     def torch_store(self) -> Any:
         """Return a store of torch.distributed that all ranks share."""
@@ -55,7 +56,8 @@ class Meeting(Protocol):
 class Transport:
     """A transport, as it registers itself.
 
-    `open(meeting)` meets the other ranks and returns this rank's Comm; collective.
+    `open(meeting)` connects to the other ranks and returns this rank's Comm. Every rank
+    must call it.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Transport:
     regroups: bool = False
     """True if --standby and --elastic can form its groups again without lost ranks."""
     aborts: bool = False
-    """True if threads of it may wait for a lost rank until `Comm.abort` ends them."""
+    """True if its threads may wait for a lost rank until `Comm.abort` ends them."""
 
 
 _table = Registry[Transport](
@@ -102,12 +104,15 @@ def find_transport(name: str) -> Transport:
 
 
 def load_ours() -> None:
-    """Import our own transports now, as for processes that will be forked."""
+    """Import our own transports now, so that forked processes already have them."""
     _table.load_ours()
 
 
 def transport_names(
     is_meant: Callable[[Transport], bool] = lambda _: True,
 ) -> tuple[str, ...]:
-    """Return the names of all transports, or of some, in alphabetical order."""
+    """Return the names of the transports for which `is_meant` is true; by default, all.
+
+    They are in alphabetical order.
+    """
     return tuple(sorted(one.name for one in _table.entries() if is_meant(one)))

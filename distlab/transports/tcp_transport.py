@@ -6,7 +6,7 @@ from distlab.transports.table import Comm, Meeting, register_transport
 
 
 def open_tcp(meeting: Meeting) -> Comm:
-    """Meet the other ranks; collective."""
+    """Connect to the other ranks, all of which must call this."""
     from distlab.comm import TcpComm
 
     store, secret = meeting.own_store()

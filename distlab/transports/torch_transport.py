@@ -6,12 +6,12 @@ from distlab.transports.table import Comm, Meeting, register_transport
 
 
 def open_gloo(meeting: Meeting) -> Comm:
-    """Meet the other ranks; collective."""
+    """Connect to the other ranks, all of which must call this."""
     return _open(meeting, "gloo")
 
 
 def open_nccl(meeting: Meeting) -> Comm:
-    """Meet the other ranks; collective."""
+    """Connect to the other ranks, all of which must call this."""
     return _open(meeting, "nccl")
 
 
@@ -30,10 +30,10 @@ def _open(meeting: Meeting, backend: str) -> Comm:
 
 
 def expect_gpu() -> None:
-    """Refuse a machine on which torch finds no GPU.
+    """Check that torch can find a GPU on this machine.
 
     Raises:
-        ValueError: it finds none.
+        ValueError: torch finds no GPU.
     """
     import torch
 

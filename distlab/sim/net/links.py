@@ -55,7 +55,7 @@ class Metered(Protocol):
 
 
 class Receive(Protocol):
-    """The receiver's end of a message, as `Ports.messages` looks at it."""
+    """The receiver's end of a message, as seen by `Ports.messages`."""
 
     @property
     def channel(self) -> Any:
@@ -116,8 +116,9 @@ from then until it arrives."""
 class Round:
     """The channels of messages that started at the same instant.
 
-    `until_ps` is when all these links are free, and `busy_ps` is how long each of them
-    was busy in rounds that were only repeats, which isn't noted at the links yet.
+    `until_ps` is when all the links that these channels use are free. `busy_ps` is how
+    long each of the links was busy when the round was repeated. We haven't added that
+    time to the totals of the links yet.
     """
 
     def __init__(self, channels: set[Any], until_ps: int) -> None:
@@ -165,10 +166,10 @@ class Ports:
         return start, free + rest
 
     def messages(self, receives: list[Receive], now_ps: int) -> list[int]:
-        """Do what `message` does for each of them; return when they are complete.
+        """Do what `message` does for each receive; return the times of completion.
 
-        In a ring of 1,024 ranks the same 1,024 pairs exchange a message 2,046 times.
-        If nobody has to wait, their links needn't be looked at one by one every time.
+        In a ring of 1,024 ranks the same 1,024 pairs exchange a message 2,046 times. If
+        no message has to wait, we needn't check each link every time.
         """
         channels = {receive.channel for receive in receives}
         last = self._round
@@ -189,7 +190,7 @@ class Ports:
         return ends
 
     def _settle(self) -> None:
-        """Note at each link what was repeated on it."""
+        """Add the time of repeated rounds to each link, and forget the round."""
         last, self._round = self._round, None
         if last and last.busy_ps:
             for channel in last.channels:
