@@ -298,7 +298,8 @@ def test_a_file_that_is_no_python(file: Path) -> None:
 
 def test_sizes_and_times_in_words() -> None:
     assert [size_words(n) for n in (5, 1024, 3 << 20)] == ["5 B", "1 KiB", "3 MiB"]
-    assert [time_words(s) for s in (2.5, 0.0123, 5e-6)] == ["2.5 s", "12.3 ms", "5 µs"]
+    times = {2.5: "2.5 s", 0.0123: "12.3 ms", 5e-6: "5 µs", 1.1e-19: "0 ns"}
+    assert {s: time_words(s) for s in times} == times
 
 
 @pytest.mark.parametrize("play", [sim, scale])

@@ -35,7 +35,12 @@ _NUMBER = re.compile(
 
 
 def time_words(seconds: float) -> str:
-    """Format a time with four digits and a unit: 0.0123 → `12.3 ms`."""
+    """Format a time with four digits and a unit: 0.0123 → `12.3 ms`.
+
+    Less than half a picosecond is what rounding leaves of 0.
+    """
+    if abs(seconds) < 5e-13:
+        return "0 ns"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"

@@ -402,12 +402,34 @@ class _Generator(torch.Generator, metaclass=_KindOfGenerator):
     """In the place of `torch.Generator`."""
 
 
+def _representable(*args: Any) -> tuple[Any, ...]:
+    """The same device by a number that torch can keep, in a signed byte.
+
+    A node may have more than 128 ranks, and torch shows device 128 as -128. We take
+    that number for the same device. Torch has no number for device 255, because -1
+    stands for the current device, so device 254 serves for both.
+    """
+    match args:
+        case (str(text),) if text.partition(":")[2].isdecimal():
+            kind, _, number = text.partition(":")
+            index = int(number)
+        case (str(kind), int(index)):
+            pass
+        case _:
+            return args
+    if index == -1 or -1 < index < 128:
+        return args
+    return kind, min(index % 256, 254)
+
+
 class _KindOfDevice(type):
     """Makes torch's own devices; a number alone is that of a GPU."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
-        if args and type(args[0]) is int and here() is not None:
-            args = ("cuda", *args)
+        if here() is not None:
+            if args and type(args[0]) is int:
+                args = ("cuda", *args)
+            args = _representable(*args)
         return _OneDevice(*args, **kwargs)
 
     def __instancecheck__(cls, thing: object) -> bool:
