@@ -578,6 +578,11 @@ def nobody_sends(ctx: RankContext, how: str) -> dict[str, Any] | None:
     comm = ctx.comm
     box = zeros(comm, 2)
     comm.barrier()  # all are connected: without it rank 0 may leave before that
+    if how == "soon":  # and before rank 1 has read that rank 0 is in the barrier
+        if comm.rank == 0:
+            ctx.store.wait(["through"], timeout_s=10.0)
+        else:
+            ctx.store.set("through", b"")
     waits: dict[str, Callable[[], object]] = {
         "recv": lambda: comm.recv(box, 1, timeout_s=0.15),
         "any": lambda: comm.recv(box, ANY, timeout_s=0.15),
