@@ -73,7 +73,7 @@ test-dcp: .venv/.ready  ## test checkpoints in torch's format with every engine
 # The range is in pyproject.toml; .venv has the release that install.py finds first.
 TORCH ?= 2.14
 test-torch: .venv-torch-$(TORCH)/.ready  ## test with another release of torch: TORCH=2.11
-	@.venv-torch-$(TORCH)/bin/python -m pytest $(PARALLEL) -m "not own" \
+	@.venv-torch-$(TORCH)/bin/python -m pytest $(PARALLEL) -m "not own" $(REPORT) \
 	  tests/workbench/test_sim_torch*.py tests/workbench/test_comm*.py \
 	  tests/workbench/test_torch*.py tests/workbench/test_distributed*.py \
 	  tests/workbench/test_dcp.py
