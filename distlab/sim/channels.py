@@ -186,7 +186,7 @@ class Group:
         self.num_posted = 0
         # Nothing but plain messages so far: no faults, nobody gone, no ANY.
         self.is_plain = kernel.hands_over and conditions is None
-        kernel.depart = self.depart
+        kernel.depart = self.depart  # any group's: they share the wires and the trace
         self.dropped: deque[End] = deque()  # receives whose message was lost
 
     def subgroup(self, key: object, members: Sequence[int]) -> Group:

@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ import torch
 
 from distlab.runner import RankContext
 from distlab.sim import AlphaBeta, Network, Wires, run
+from distlab.sim.channels import Channel
 from distlab.sim.net.fabric import Fabric
-from distlab.sim.net.links import Metered, picoseconds
+from distlab.sim.net.links import Metered, Ports, picoseconds
 from distlab.sim.net.loggp import LogGP
 from distlab.sim.net.nets import as_data, from_data
 from distlab.sim.net.piecewise import Piecewise
@@ -247,3 +250,34 @@ def test_time_is_a_whole_number_of_picoseconds() -> None:
         booked = net.wires(16).message(0, 15, 1001, 17)
         assert all(isinstance(moment, int) for moment in booked)
     assert picoseconds(0.5e-12) in (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_of_one_instant_take_what_each_takes_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    net = AlphaBeta(alpha_s=2e-6, bytes_per_s=1e9)
+    together, alone = net.wires(4), net.wires(4)
+    assert isinstance(together, Ports)
+    assert isinstance(alone, Ports)
+    ring = [Channel(r, (r + 1) % 4, 0) for r in range(4)]
+    others = [Channel(r, (r + 2) % 4, 0) for r in range(4)]
+    now_ps = 0
+    for _ in range(60):
+        channels = chance.choice([ring, ring[::-1], ring[:3], ring + others, ring * 2])
+        sizes = [1000] * len(channels)
+        if chance.random() < 0.2:
+            sizes[-1] = 5000
+        receives = [
+            SimpleNamespace(channel=channel, other=SimpleNamespace(num_bytes=size))
+            for channel, size in zip(channels, sizes, strict=True)
+        ]
+        each = [
+            alone.message(channel.src, channel.dst, size, now_ps)[1]
+            for channel, size in zip(channels, sizes, strict=True)
+        ]
+        assert together.messages(receives, now_ps) == each
+        if chance.random() < 0.2:
+            one = (chance.randrange(4), chance.randrange(4), 700, now_ps)
+            assert together.message(*one) == alone.message(*one)
+        now_ps = chance.choice([now_ps + US // 4, max(each)])
+    assert together.usage() == alone.usage()
