@@ -70,11 +70,6 @@ class Registry(Generic[E]):
         self._load_others()
         return [entry for entry, _ in self._table.values()]
 
-    def names(self) -> list[str]:
-        """Return the names of all entries, in alphabetical order."""
-        self._load_others()
-        return sorted(self._table)
-
     def find(self, name: str, known: Callable[[], Sequence[str]] | None = None) -> E:
         """Return the entry with this name.
 
@@ -91,7 +86,7 @@ class Registry(Generic[E]):
         if name in self._broken:
             raise self._unknown(self._broken[name])
         if name not in self._table:
-            listed = ", ".join((known or self.names)())
+            listed = ", ".join(known() if known else sorted(self._table))
             raise self._unknown(f"{self._label} is {name!r}; there are {listed}")
         return self._table[name][0]
 

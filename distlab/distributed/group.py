@@ -17,7 +17,7 @@ from distlab.distributed.environment import Place, default_backend, read_place
 from distlab.distributed.opening import open_comm, usable_transport
 from distlab.distributed.parts import tasks
 from distlab.distributed.regrouping import RegroupingComm, open_regrouping
-from distlab.transports import find_transport
+from distlab.transports import Transport
 
 DEFAULT_TIMEOUT_S = 1800.0  # torch's own default
 PARTING_S = 5.0
@@ -28,7 +28,7 @@ class Group:
     """A communicator, the way we opened it, and the function that closes it."""
 
     comm: Comm
-    backend: str
+    transport: Transport
     place: Place
     close: Callable[[], None]
 
@@ -76,16 +76,15 @@ def init_process_group(
         )
     if not timeout_s > 0:
         raise ValueError(f"timeout_s is {timeout_s}, must be positive")
-    backend = backend or default_backend()
-    transport = usable_transport(backend)
+    transport = usable_transport(backend or default_backend())
     if (regrouping := open_regrouping(transport, timeout_s)) is not None:
         place = Place(rank=0, world_size=1, local_rank=0)
-        _STATE.group = Group(regrouping, backend, place, regrouping.end)
+        _STATE.group = Group(regrouping, transport, place, regrouping.end)
         return
     place = read_place(init_method, world_size, rank)
     comm, close = open_comm(transport, place, timeout_s, _STATE.num_opened)
     _STATE.num_opened += 1
-    _STATE.group = Group(comm, backend, place, close)
+    _STATE.group = Group(comm, transport, place, close)
 
 
 def destroy_process_group() -> None:
@@ -108,7 +107,7 @@ def destroy_process_group() -> None:
             with contextlib.suppress(RuntimeError, ValueError):  # PeerLost and others
                 group.comm.barrier(timeout_s=PARTING_S)
                 all_are_done = True
-        if not all_are_done and find_transport(group.backend).aborts:
+        if not all_are_done and group.transport.aborts:
             with contextlib.suppress(RuntimeError):
                 group.comm.abort()  # its threads may wait for a rank that is gone
         for end in reversed(endings):
@@ -204,8 +203,8 @@ def get_distributed_info() -> dict[str, Any]:
         "world_size": group.comm.world_size if group else 1,
         "rank": group.comm.rank if group else 0,
         "local_rank": group.comm.local_rank if group else 0,
-        "backend": group.backend if group else None,
-        "transport": find_transport(group.backend).title if group else None,
+        "backend": group.transport.name if group else None,
+        "transport": group.transport.title if group else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "units": [

@@ -6,8 +6,7 @@
 torchrun and `distlab.launch` keep torch's store in their own process; without them,
 rank 0 keeps it. Over TCP, the ranks use it only to find out where the store of 3.17
 listens. They find each other through that one, and send everything else through
-TcpComm. Which of both stores a transport asks for is its own affair
-(distlab.transports).
+TcpComm. Each transport in distlab.transports decides which of the two stores it uses.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import (  # type: ignore[attr-defined]
     HashStore,
     PrefixStore,
@@ -30,7 +30,7 @@ from distlab.distributed.attendance import check_in, report_second_keeper
 from distlab.distributed.environment import Place, own_host
 from distlab.distributed.meeting import meet
 from distlab.distributed.parts import UnitError
-from distlab.transports import Transport, find_transport
+from distlab.transports import Meeting, Transport, find_transport, transport_names
 
 
 def usable_transport(backend: str) -> Transport:
@@ -40,10 +40,15 @@ def usable_transport(backend: str) -> Transport:
         ValueError: there is none of that name, or this machine doesn't have it.
     """
     if backend == "mpi":
-        raise ValueError("backend 'mpi' needs a torch built with MPI: use gloo or tcp")
+        known = ", ".join(transport_names())
+        raise ValueError(
+            f"backend 'mpi' needs a torch built with MPI: choose one of {known}"
+        )
     transport = find_transport(backend)
-    if transport.check is not None:
-        transport.check()
+    if transport.needs_gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"backend {backend!r} needs a GPU, and torch finds none: use gloo"
+        )
     return transport
 
 
@@ -88,14 +93,9 @@ def open_comm(
 
 
 @dataclass(kw_only=True)
-class _Meeting:
-    """The meeting of a job's ranks: `distlab.transports.Meeting`."""
+class _Meeting(Meeting):
+    """The meeting of a job's ranks."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    host: str
-    timeout_s: float
     place: Place
     store: Any
     _close: Callable[[], None] | None = field(default=None, init=False)

@@ -64,8 +64,8 @@ def expect_resources(config: LaunchConfig) -> None:
     import torch
 
     num_gpus = torch.cuda.device_count()
-    others = " or ".join(transport_names(lambda one: not one.needs_gpu))
     if num_gpus < config.nproc_per_node:
+        others = " or ".join(transport_names(lambda one: not one.needs_gpu))
         raise LaunchError(
             f"backend {config.backend} needs a GPU for each of {config.nproc_per_node} "
             f"ranks, but torch finds {num_gpus}: choose {others}"

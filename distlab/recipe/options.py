@@ -22,7 +22,7 @@ from distlab.models.image_models import (
 )
 from distlab.recipe.optimizers import OPTIMIZERS
 from distlab.recipe.schedules import SCHEDULES
-from distlab.transports import transport_names
+from distlab.transports import find_transport
 
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 COMPRESSIONS = ("none", "bf16", "fp16", "top_k", "int8", "powersgd")
@@ -130,7 +130,6 @@ class Options:
 
     def _contradictions(self) -> list[tuple[bool, str]]:
         is_vit, sharded = "vit" in self.model, self.engine == "fsdp2"
-        torchs = transport_names(lambda transport: transport.is_torchs)
         return [
             (
                 self.compression != "none" and self.engine != "scratch",
@@ -143,9 +142,11 @@ class Options:
                 "gradients are float32",
             ),
             (
-                self.engine != "scratch" and self.backend not in ("", *torchs),
+                self.engine != "scratch"
+                and self.backend != ""
+                and not find_transport(self.backend).is_torchs,
                 f"--backend {self.backend} with --engine {self.engine}: torch's "
-                f"engines need {' or '.join(torchs)}",
+                "engines need gloo or nccl",
             ),
             (
                 is_vit and self.channels_last,

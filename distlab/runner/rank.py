@@ -42,7 +42,7 @@ from distlab.runner.limits import cap_files, cap_memory
 from distlab.runner.newcomer import NewcomersComm
 from distlab.runner.record import LINE_LOST
 from distlab.runner.wire import encode
-from distlab.transports import find_transport
+from distlab.transports import Meeting, find_transport
 
 _KEPT_OPEN: list[object] = []
 """The transport of this rank: it must outlive the program, or its sockets close."""
@@ -213,18 +213,13 @@ def _connected(job: dict[str, Any], rank: int, folder: Path, store: Store) -> Co
     return comm
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Meeting:
-    """The meeting of a run's ranks: `distlab.transports.Meeting`."""
+@dataclass(kw_only=True)
+class _Meeting(Meeting):
+    """The meeting of a run's ranks, all on one machine."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    timeout_s: float
     folder: Path
     own: Store
     secret: bytes
-    host: str = "127.0.0.1"
 
     def torch_store(self) -> FileStore:
         """Implement `Meeting.torch_store`."""

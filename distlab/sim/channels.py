@@ -186,7 +186,6 @@ class Group:
         self.num_posted = 0
         # Nothing but plain messages so far: no faults, nobody gone, no ANY.
         self.is_plain = kernel.hands_over and conditions is None
-        kernel.depart = self.depart  # any group's: they share the wires and the trace
         self.dropped: deque[End] = deque()  # receives whose message was lost
 
     def subgroup(self, key: object, members: Sequence[int]) -> Group:
@@ -314,9 +313,10 @@ class Group:
 
     def depart(self) -> None:
         """Send all messages, in any group, whose ends were matched at this instant."""
-        kernel, receives = self.kernel, self.kernel.met.copy()
-        if not receives:
+        kernel = self.kernel
+        if not kernel.met:
             return
+        receives = kernel.met.copy()
         kernel.met.clear()
         if self.trace is None and isinstance(self.wires, Ports):
             ends = self.wires.messages(receives, kernel.now_ps)

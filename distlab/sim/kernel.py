@@ -222,8 +222,7 @@ class Kernel:
 
     def is_idle(self, num_instants: int) -> bool:
         """Return True if only events of this many instants are left."""
-        if self.met:
-            self.depart()
+        self.depart()
         waits = any(flight.waiter is not None for _, _, flight in self._timers)
         return not (self.ready or waits) and len(self._instants) <= num_instants
 
@@ -242,8 +241,7 @@ class Kernel:
     def at(self, when_ps: int, event: Callable[..., object], *args: Any) -> None:
         """Schedule `event(*args)` for a time that isn't in the past."""
         act = partial(event, *args) if args else event
-        if self.met:
-            self.depart()  # they came first
+        self.depart()  # they came first
         if when_ps in self.events:
             self.events[when_ps].append(act)
         else:
@@ -267,8 +265,7 @@ class Kernel:
         ready, instants = self.ready, self._instants
         while True:
             while not ready:
-                if self.met:
-                    self.depart()
+                self.depart()
                 if not instants and any(more() for more in self.when_idle):
                     continue
                 if self._timers and self._next_gives_up():

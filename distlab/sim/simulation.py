@@ -84,6 +84,7 @@ class Simulation:
             range(setup.world_size),
             self._conditions,
         )
+        self._kernel.depart = self._world.depart
         self._nodes, self._shelf = Nodes(faults.seed), Shelf()
         self._services = Services(
             self._world, self._conditions, self._nodes, setup.services

@@ -15,41 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from distlab.registry import Registry
 
 Comm: TypeAlias = Any  # distlab.comm imports torch
 
 
-class Meeting(Protocol):
+@dataclass(kw_only=True)
+class Meeting:
     """Where a rank meets the others."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks meet."""
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this rank on its machine."""
-
-    @property
-    def host(self) -> str:
-        """The address by which the ranks of other machines reach this one."""
-
-    @property
-    def timeout_s(self) -> float:
-        """How long to wait for the other ranks, and later for each message."""
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str = "127.0.0.1"
+    """The address by which the ranks of other machines reach this one."""
+    timeout_s: float
+    """How long to wait for the other ranks, and later for each message."""
 
     def torch_store(self) -> Any:
         """Return a store of torch.distributed that all ranks share."""
+        raise NotImplementedError
 
     def own_store(self) -> tuple[Any, bytes]:
         """Return a `distlab.comm.Store` that all ranks share, and their secret."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +55,6 @@ class Transport:
     open: Callable[[Meeting], Comm]
     title: str
     """What it is, in a few words."""
-    check: Callable[[], None] | None = None
-    """Raises ValueError if this machine doesn't have it."""
     needs_gpu: bool = False
     """True if each rank needs a GPU of its own."""
     is_torchs: bool = False

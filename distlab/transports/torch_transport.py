@@ -29,18 +29,6 @@ def _open(meeting: Meeting, backend: str) -> Comm:
     )
 
 
-def expect_gpu() -> None:
-    """Check that torch can find a GPU on this machine.
-
-    Raises:
-        ValueError: torch finds no GPU.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError("backend 'nccl' needs a GPU, and torch finds none: use gloo")
-
-
 register_transport(
     "gloo",
     open_gloo,
@@ -53,7 +41,6 @@ register_transport(
     "nccl",
     open_nccl,
     title="torch.distributed's NCCL, between GPUs",
-    check=expect_gpu,
     needs_gpu=True,
     is_torchs=True,
 )

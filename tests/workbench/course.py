@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +178,23 @@ class Course:
         assert "Traceback" not in out + err, out + err
         self.expect_nothing_left()
         return Done(process.returncode, out, err)
+
+    def stopped(
+        self,
+        *command: str,
+        once: Callable[[], object],
+        by: signal.Signals = signal.SIGINT,
+        cwd: Path | None = None,
+        **more: str,
+    ) -> Done:
+        """The end of a command that gets a signal `once` something is the case."""
+        process = self.popen(*command, cwd=cwd, **more)
+        until = time.monotonic() + PATIENCE_S
+        while not once() and time.monotonic() < until:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(by)
+        return self.ended(process)
 
     def python(self, *command: str, cwd: Path | None = None, **more: str) -> Done:
         """Run Python to its end; it must leave the learner's files alone."""

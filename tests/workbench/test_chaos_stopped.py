@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.workbench.course import Course, Done
+from tests.workbench.course import Course
 from tests.workbench.launching import linux
 
 STOPPED = "\nstopped; nothing is left running\n"
@@ -52,38 +51,27 @@ main()
 """
 
 
-def stopped(
-    here: Course, folder: Path, *command: str, by: signal.Signals = signal.SIGINT
-) -> Done:
-    """The end of a command that gets a signal once it has started what it leaves."""
-    process = here.popen(*command)
-    until = time.monotonic() + 120
-    while not (folder / "started").exists() and time.monotonic() < until:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(by)
-    return here.ended(process)
-
-
 @linux
 @pytest.mark.slow
 def test_ctrl_c_in_a_run_leaves_no_process(here: Course, tmp_path: Path) -> None:
     script, folder = tmp_path / "leaves.py", tmp_path / "run"
     script.write_text(LEAVES)
     folder.mkdir()
-    done = stopped(here, folder, "-c", PLAYS, str(folder), str(script))
+    command = ("-c", PLAYS, str(folder), str(script))
+    done = here.stopped(*command, once=(folder / "started").exists)
     assert (done.code, done.err) == (130, "")
 
 
 @linux
 @pytest.mark.slow
 def test_ctrl_c_in_a_campaign_leaves_no_process(here: Course) -> None:
-    done = stopped(here, here.root, "-c", CAMPAIGN)
+    done = here.stopped("-c", CAMPAIGN, once=(here.root / "started").exists)
     assert (done.code, done.err) == (130, STOPPED)
 
 
 @linux
 @pytest.mark.slow
 def test_sigterm_in_a_campaign_leaves_no_process(here: Course) -> None:
-    done = stopped(here, here.root, "-c", CAMPAIGN, by=signal.SIGTERM)
+    started, by = (here.root / "started").exists, signal.SIGTERM
+    done = here.stopped("-c", CAMPAIGN, once=started, by=by)
     assert (done.code, done.err) == (143, "")

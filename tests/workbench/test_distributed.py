@@ -151,7 +151,8 @@ def test_the_launchers_backend_is_the_default(monkeypatch: pytest.MonkeyPatch) -
 def test_a_backend_is_refused_in_one_line(backend: str) -> None:
     if backend == "nccl" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ValueError, match=f"'{re.escape(backend)}'") as refusal:
+    named = f"backend (is )?'{re.escape(backend)}'"
+    with pytest.raises(ValueError, match=named) as refusal:
         dist.init_process_group(backend, world_size=1, rank=0)
     assert "\n" not in str(refusal.value)
     assert not dist.is_initialized()

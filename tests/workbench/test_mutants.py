@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -329,12 +328,12 @@ def test_sigterm_leaves_neither_folder_nor_process(
 ) -> None:
     temp = tmp_path / "temp"
     temp.mkdir()
-    command = ("-m", "distlab", "mutants", "--only", "pass_around")
-    process = here.popen(*command, cwd=ROOT, TMPDIR=str(temp))
-    until = time.monotonic() + 60
-    while not list(temp.glob("distlab-mutants-*/*")) and time.monotonic() < until:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.terminate()
-    assert here.ended(process).code == 128 + signal.SIGTERM
+    done = here.stopped(
+        *("-m", "distlab", "mutants", "--only", "pass_around"),
+        once=lambda: list(temp.glob("distlab-mutants-*/*")),
+        by=signal.SIGTERM,
+        cwd=ROOT,
+        TMPDIR=str(temp),
+    )
+    assert done.code == 128 + signal.SIGTERM
     assert list(temp.iterdir()) == []

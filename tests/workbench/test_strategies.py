@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -24,6 +22,7 @@ from distlab.engines.strategies import (
     register_strategy,
 )
 from distlab.engines.strategy import Strategy
+from tests.workbench.other_package import install_package, run_beside
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ROOT / "distlab" / "engines"
@@ -179,39 +178,20 @@ if __name__ == "__main__":
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """A folder in which a package with strategies is installed, as pip would do it."""
-    package = tmp_path / "site" / "other_strategies"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "averaging.py").write_text(AVERAGING)
-    metadata = tmp_path / "site" / "other_strategies-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Name: other-strategies\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(POINTS)
+    install_package(tmp_path, "other_strategies", POINTS, averaging=AVERAGING)
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder / "site"), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, *command],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.mark.slow
 def test_another_packages_strategy_trains_as_torchs_ddp_does(other: Path) -> None:
-    done = run(other, "train.py", "found", "averaging", "pytorch-ddp")
+    done = run_beside(other, "train.py", "found", "averaging", "pytorch-ddp")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((other / "found").read_text())
     for own, expected in zip(found["averaging 2"], found["pytorch-ddp 2"], strict=True):
         assert own == pytest.approx(expected, abs=1e-12)
     line = ("--script", "train.py", "--num-gpus", "2", "--backend", "averaging")
-    done = run(other, "-m", "distlab", "train", *line, "--", "ranks", "")
+    done = run_beside(other, "-m", "distlab", "train", *line, "--", "ranks", "")
     assert done.returncode == 0, done.stderr
     for rank in "01":
         ranks = json.loads((other / f"ranks{rank}").read_text())
@@ -222,7 +202,7 @@ def test_another_packages_strategy_trains_as_torchs_ddp_does(other: Path) -> Non
 
 @pytest.mark.slow
 def test_the_command_line_knows_it_and_refuses_a_broken_one(other: Path) -> None:
-    helped = run(other, "-m", "distlab", "train", "--help")
+    helped = run_beside(other, "-m", "distlab", "train", "--help")
     assert helped.returncode == 0
     assert "averaging" in helped.stdout
     refused = {
@@ -232,7 +212,7 @@ def test_the_command_line_knows_it_and_refuses_a_broken_one(other: Path) -> None
     }
     for backend, said in refused.items():
         line = ("--script", "train.py", "--backend", backend)
-        done = run(other, "-m", "distlab", "train", *line)
+        done = run_beside(other, "-m", "distlab", "train", *line)
         assert done.returncode == 2
         assert said in done.stderr
         assert "Traceback" not in done.stderr

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.transports import find_transport, transport_names
+from tests.workbench.other_package import install_package, run_beside
 
 COURIER = """
 from distlab.comm import TcpComm
@@ -45,28 +44,14 @@ dist.destroy_process_group()
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """A folder in which a package with a transport is installed, as pip would do it."""
-    package = tmp_path / "site" / "other_transports"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "courier.py").write_text(COURIER)
-    metadata = tmp_path / "site" / "other_transports-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Name: other-transports\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(POINTS)
+    install_package(tmp_path, "other_transports", POINTS, courier=COURIER)
     (tmp_path / "script.py").write_text(SCRIPT)
     return tmp_path
 
 
 def launched(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "distlab.launch", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, "--backend", backend, "script.py"],
-        env={**os.environ, "PYTHONPATH": str(folder / "site")},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ranks = ("--nproc-per-node", "2", "--backend", backend)
+    return run_beside(folder, "-m", "distlab.launch", *ranks, "script.py")
 
 
 def test_another_packages_transport_carries_a_job(other: Path) -> None:

@@ -15,6 +15,7 @@ seconds per byte; n ranks; S bytes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,16 +124,13 @@ class Round:
 
     def __init__(self, channels: set[Any], until_ps: int) -> None:
         self.channels, self.until_ps, self.busy_ps = channels, until_ps, 0
-        self._share_no_link: bool | None = None  # as long as nobody asked
 
-    @property
+    @functools.cached_property
     def share_no_link(self) -> bool:
         """True if each of the messages has both links for itself."""
-        if self._share_no_link is None:
-            channels = self.channels
-            sources, targets = {c.src for c in channels}, {c.dst for c in channels}
-            self._share_no_link = len(sources) == len(targets) == len(channels)
-        return self._share_no_link
+        sources = {channel.src for channel in self.channels}
+        targets = {channel.dst for channel in self.channels}
+        return len(sources) == len(targets) == len(self.channels)
 
 
 class Ports:

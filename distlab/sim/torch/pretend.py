@@ -417,7 +417,7 @@ def _representable(*args: Any) -> tuple[Any, ...]:
             pass
         case _:
             return args
-    if index == -1 or -1 < index < 128:
+    if -1 <= index < 128:
         return args
     return kind, min(index % 256, 254)
 
