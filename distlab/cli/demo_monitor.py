@@ -86,7 +86,7 @@ class _UnfinishedError(Exception):
 
 
 def _chosen(code: str) -> Choice:
-    from distlab.curriculum import SourceError, load_curriculum, read_source
+    from distlab.curriculum import load_curriculum, naming_file, read_source
     from distlab.curriculum.choose import Choice, chosen_unit
 
     curriculum = load_curriculum()
@@ -99,11 +99,12 @@ def _chosen(code: str) -> Choice:
                     f"you haven't written {part.number} {part.task} yet"
                 )
         return choice
-    try:
-        source = read_source(curriculum, curriculum.units["monitoring"], code)
-    except SourceError as error:
-        raise ValueError(f"--code {code}: {error}") from error
-    return Choice(source=source, reference=source, grafts=(), parts=())
+    unit = curriculum.units["monitoring"]
+    with naming_file():
+        source = read_source(curriculum, unit, code)
+        source.tree  # noqa: B018 - to see here, and not on each rank, if it is Python
+    reference = read_source(curriculum, unit, "reference")
+    return Choice(source=source, reference=reference, grafts=(), parts=())
 
 
 def _tell(done: Search, *, is_own: bool) -> None:

@@ -63,6 +63,14 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], named: str) -> Non
         demo(**arguments)
 
 
+@pytest.mark.parametrize("phase", [1, 2, 4])
+def test_a_file_that_is_no_python_is_named(tmp_path: Path, phase: int) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("x = 1\ndef f(:\n")
+    with pytest.raises(ValueError, match=r"\bown\.py: line 2\b"):
+        demo(phase=phase, code=str(path))
+
+
 def test_a_record_survives_its_numbers() -> None:
     record = Record(7, 0.1, 0.2, 0.3, 1.5, 4, 3, 2**32 - 1)
     assert unpack(pack(record)) == record
