@@ -1,6 +1,6 @@
 """Take out each assertion of the checks in turn; the catalogue must notice.
 
-    python -m tests.ablation [--only TASK]
+    python -m tests.ablation [--only WORD ...]
 
 Exits with 1 if an assertion is idle or silent and not excused in `EXCUSED`.
 """
@@ -79,10 +79,15 @@ def tell(finding: Finding) -> None:
 def main() -> int:
     """Run it on the whole catalogue, or on the tasks that contain a word."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="tasks that contain this")
+    words = "tasks that contain one of these"
+    parser.add_argument("--only", nargs="+", default=[""], help=words, metavar="WORD")
     only = parser.parse_args().only
     curriculum = load_curriculum()
-    entries = [e for e in read_catalogue(curriculum) if only in e.task]
+    entries = [
+        entry
+        for entry in read_catalogue(curriculum)
+        if any(word in entry.task for word in only)
+    ]
     started = time.monotonic()
     with leaving_none(), Cluster() as cluster:
         findings = ablate(curriculum, cluster, entries, tell)
