@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks import _ckpt_ranks as ranks
+from distlab.checkpoints.files import Checkpoint, CheckpointError
 from distlab.comm import RealDisk
-from distlab.given.checkpoint import Checkpoint, CheckpointError
 from distlab.runner import Cluster, Limits
 
 Load = Callable[[Any], Checkpoint | None]

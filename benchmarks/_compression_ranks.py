@@ -21,8 +21,8 @@ from distlab.comm import ByteMeter, Comm, Traffic, Work
 from distlab.curriculum import load
 from distlab.data.digits import load_digits_split
 from distlab.data.idx_sets import SIDE, Images, known_sets, read_images
-from distlab.given import compression as given
-from distlab.given.torch_hook import torch_hook
+from distlab.given import gradient_compression as given
+from distlab.given.gradient_compression import torch_hook
 from distlab.models.convnet import make_convnet
 from distlab.runner import RankContext
 from tests.corpora.both_ways import leave, meet

@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks._ratios import in_turn
 from distlab.comm import TorchComm, leave_default_group
 from distlab.curriculum import load
-from distlab.given.compression import fp16
+from distlab.given.gradient_compression import fp16
 
 NUM_LAYERS, WIDTH, BATCH = 10, 316, 1024
 TWO_LAYERS_MIB = 2 * (WIDTH + 1) * WIDTH * 4 / 2**20

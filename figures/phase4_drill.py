@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distlab.curriculum import load
-from distlab.given.incidents import ENDED, ENTERED, LOST, SAVED, RecordedRun, read_run
+from distlab.given.drill import ENDED, ENTERED, LOST, SAVED, RecordedRun, read_run
 from distlab.trace.palette import (
     CALL,
     COMPLETE,

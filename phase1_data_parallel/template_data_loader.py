@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from distlab.given.epochs import tell_epoch
-from distlab.given.loops import EpochLoops
-from distlab.given.seeds import small_seed
-from distlab.given.stepped_data import SteppedData
+from distlab.data.epochs import tell_epoch
+from distlab.data.loops import EpochLoops
+from distlab.data.stepped_data import SteppedData
+from distlab.seeds import small_seed
 
 
 def shard_indices(

@@ -33,8 +33,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
-from distlab.given.drawing import draw
-from distlab.given.pipeline import Action, Kept, LossFn, ModelChunk, Peer, Sends, peers
+from distlab.given.pipeline_parallel import (
+    Action,
+    Kept,
+    LossFn,
+    ModelChunk,
+    Peer,
+    Sends,
+    draw,
+    peers,
+)
 
 
 def gpipe(rank: int, world_size: int, num_microbatches: int) -> list[Action]:

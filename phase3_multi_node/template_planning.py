@@ -39,8 +39,9 @@ from distlab.given.planning import (
     Recompute,
     Recovery,
     StepTime,
+    show_degrees,
+    show_goodput,
 )
-from distlab.given.planning_examples import show_degrees, show_goodput
 
 
 # ── 3.29 size ───────────────────────────────────────────────────────────────────────

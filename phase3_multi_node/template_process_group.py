@@ -11,7 +11,7 @@ clock. You pass them what happens, and they return what to do about it.
     process ── join, set, get … ──▶ Rendezvous.answer ──▶ a reply, or None: not yet
     Begin, Ended, Tick, Interrupted ──▶ Launcher.on ──▶ Start, Signal, WakeAt, Finish
 
-Given, in distlab/given/launching.py: `run`, which drives a launcher with processes.
+Given, in distlab/given/process_group.py: `run`, which drives a launcher with processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM
 
 from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import (
+from distlab.given.process_group import (
     Action,
     Begin,
     Ended,

@@ -12,7 +12,7 @@ Cost: none; it runs once, after the fact.
     saved    …  10
 
 Most lines of a log are consequences. One of them is the cause, the first thing that
-went wrong. `Report`, `Event` and the words are given: distlab/given/incidents.py.
+went wrong. `Report`, `Event` and the words are given: distlab/given/drill.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from distlab.given.incidents import (
+from distlab.given.drill import (
     ACTIONS,
     DATA_WORKER,
     DESYNC,

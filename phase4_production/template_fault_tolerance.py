@@ -12,7 +12,7 @@ Cost: each rank writes a shard of about S / n, and sends a few hundred bytes.
 
 `disk` is one folder that all ranks share. A crash of the machine may undo or tear what
 was written before sync(name), and what was named, renamed or removed before
-sync_folder(). Names and formats are given: distlab/given/checkpoint.py.
+sync_folder(). Names and formats are given: distlab/checkpoints/files.py.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.checkpoints import files as given
+from distlab.checkpoints import training_state
+from distlab.checkpoints.files import JSON, TEMPORARY, Checkpoint, CheckpointError
+from distlab.checkpoints.training_state import Run, State
 from distlab.comm import Comm, Disk, DiskError
-from distlab.given import checkpoint as given
-from distlab.given import training_state
-from distlab.given.checkpoint import JSON, TEMPORARY, Checkpoint, CheckpointError
-from distlab.given.training_state import Run, State
 
 
 def write_file(disk: Disk, name: str, data: bytes) -> None:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Comm, ReduceOp, Work
-from distlab.given.compression import (
+from distlab.given.gradient_compression import (
     Bucket,
     Factors,
     Later,

@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 
 import distlab.distributed as dist
+from distlab.checkpoints import training_state
+from distlab.checkpoints.files import CheckpointError
+from distlab.checkpoints.saved_run import expect_shared, packed, resume
+from distlab.checkpoints.training_state import Run
 from distlab.comm import DiskError, RealDisk
 from distlab.distributed.job import build, start, use_code
 from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
 from distlab.distributed.watch import Watch, introduce, say
 from distlab.distributed.whole_runs import WholeRun
-from distlab.given import training_state
-from distlab.given.checkpoint import CheckpointError
+from distlab.given.imagenet_trainer import Job, Metrics
 from distlab.given.monitoring import checksum
-from distlab.given.saved_run import expect_shared, packed, resume
-from distlab.given.trainer import Job, Metrics
-from distlab.given.training_state import Run
 from distlab.recipe.options import Options, read_options, require_same
 
 SETTINGS = "settings"

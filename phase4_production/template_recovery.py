@@ -23,7 +23,8 @@ import sys
 from collections.abc import Sequence
 from signal import SIGTERM
 
-from distlab.given.recovering import (
+from distlab.given.process_group import SIGKILL
+from distlab.given.recovery import (
     COMPUTE,
     Action,
     Begin,
@@ -44,7 +45,6 @@ from distlab.given.recovering import (
     exit_code_of,
     show,
 )
-from distlab.given.sigkill import SIGKILL
 
 LEAST = 5  # with fewer durations nothing is known about a run's steps
 SLOW = 2.0  # times the usual step: then a rank is late
@@ -102,7 +102,7 @@ def detect(
 class Supervisor:
     """Keeps n processes training by replacing those that end, or gives up.
 
-    Events and actions: distlab/given/recovering.py; Interrupted(signal) and the last
+    Events and actions: distlab/given/recovery.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
 
     C1 At Begin, world_size + num_standbys processes start, and any n of them that are

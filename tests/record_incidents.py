@@ -16,7 +16,7 @@ from typing import Any
 
 from distlab.chaos.incidents import PAUSE, InjectedFault, played
 from distlab.data.make import make
-from distlab.given import incidents as given
+from distlab.given import drill as given
 from distlab.processes.tree import become_subreaper, end_descendants
 
 FOLDER = Path(__file__).parents[1] / "phase4_production" / "incidents"

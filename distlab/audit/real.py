@@ -25,7 +25,7 @@ from distlab.audit.play import (
     settings_of,
     trouble_of,
 )
-from distlab.given.launching import free_port
+from distlab.given.process_group import free_port
 from distlab.runner import Cluster, RankContext
 
 if TYPE_CHECKING:

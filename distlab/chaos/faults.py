@@ -21,8 +21,8 @@ from pathlib import Path
 from torch import Tensor
 
 from distlab.chaos.plan import FaultPlan
+from distlab.checkpoints import files as given
 from distlab.comm import Disk
-from distlab.given import checkpoint as given
 from distlab.sim.observed_disk import ObservedDisk
 
 FIRED, CUT, LAUNCHER = "fired.json", "cut.json", "launcher.pid"

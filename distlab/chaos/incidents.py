@@ -31,7 +31,7 @@ from torch.nn import functional
 from distlab.data.images import open_images
 from distlab.data.loader import ImageLoader
 from distlab.data.transforms import TrainTransform, normalized
-from distlab.given import incidents as given
+from distlab.given import drill as given
 from distlab.given.monitoring import checksum
 from distlab.models.convnet import make_convnet
 from distlab.processes.tree import die_with_parent

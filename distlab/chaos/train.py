@@ -34,15 +34,15 @@ import distlab.distributed as dist
 from distlab.chaos.faults import Faults
 from distlab.chaos.ledger import Ledger
 from distlab.chaos.plan import Setting, plan_here
+from distlab.checkpoints import training_state
+from distlab.checkpoints.files import CheckpointError
+from distlab.checkpoints.saved_run import packed, resume
+from distlab.checkpoints.training_state import Run
 from distlab.comm import Comm, DiskError, PeerLost, RealDisk, ReduceOp, Work
 from distlab.comm.tcp.mesh import MeetingError
 from distlab.data.digits import load_digits_split
 from distlab.distributed.notice import SAVED, Notice
 from distlab.distributed.parts import unit
-from distlab.given import training_state
-from distlab.given.checkpoint import CheckpointError
-from distlab.given.saved_run import packed, resume
-from distlab.given.training_state import Run
 
 BUCKET_MIB = 0.05  # several buckets in each step
 _HIDDEN, _NUM_SHADOWS = 96, 8

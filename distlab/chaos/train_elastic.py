@@ -27,11 +27,11 @@ from distlab.chaos.train import (
     read_arguments,
     weights_of,
 )
+from distlab.checkpoints import training_state
+from distlab.checkpoints.files import CheckpointError
 from distlab.comm import PeerLost
 from distlab.data.digits import load_digits_split
 from distlab.distributed.parts import unit
-from distlab.given import training_state
-from distlab.given.checkpoint import CheckpointError
 
 
 class ElasticTraining(Learner):

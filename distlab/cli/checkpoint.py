@@ -8,14 +8,7 @@ from typing import Any
 
 import torch
 
-from distlab.cli.screen import show, show_json
-from distlab.comm import DiskError, RealDisk
-from distlab.dcp import TrainingState, is_dcp, load_state, save_state
-from distlab.dcp.runs import BY as RUN
-from distlab.dcp.runs import steps_in, to_checkpoint, to_state
-from distlab.distributed.parts import unit
-from distlab.engines import dcp_state, saving
-from distlab.given.checkpoint import (
+from distlab.checkpoints.files import (
     CheckpointError,
     Manifest,
     encode_manifest,
@@ -24,6 +17,13 @@ from distlab.given.checkpoint import (
     manifest_steps,
     record_of,
 )
+from distlab.cli.screen import show, show_json
+from distlab.comm import DiskError, RealDisk
+from distlab.dcp import TrainingState, is_dcp, load_state, save_state
+from distlab.dcp.runs import BY as RUN
+from distlab.dcp.runs import steps_in, to_checkpoint, to_state
+from distlab.distributed.parts import unit
+from distlab.engines import dcp_state, saving
 
 PROGRAMS = ("train", "ddp", "library")
 

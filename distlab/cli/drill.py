@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distlab.cli.screen import command, show, show_json, waiting
 
 if TYPE_CHECKING:  # it imports torch
-    from distlab.given.incidents import Incident, RecordedRun
+    from distlab.given.drill import Incident, RecordedRun
 
 RIGHT, WRONG = 0, 1
 TRIES = 3
@@ -81,7 +81,7 @@ def record_run(fault: Any) -> RecordedRun:
     """Run real processes with this fault, and leave none of them running."""
     from distlab.chaos.incidents import played
     from distlab.data.make import make
-    from distlab.given.incidents import Event, RecordedRun, Report
+    from distlab.given.drill import Event, RecordedRun, Report
     from distlab.processes.tree import leaving_none
 
     with tempfile.TemporaryDirectory(prefix="distlab-drill-") as place, leaving_none():
@@ -94,7 +94,7 @@ def record_run(fault: Any) -> RecordedRun:
 def truth(run: RecordedRun, cause: Any) -> Incident:
     """Return the right answer for the injected fault."""
     from distlab.curriculum import load
-    from distlab.given.incidents import ACTIONS, Incident
+    from distlab.given.drill import ACTIONS, Incident
 
     lost = load("drill", "reference").steps_lost(*run, cause)
     return Incident(cause.what, cause.rank, cause.step, ACTIONS[cause.what], lost)
@@ -102,7 +102,7 @@ def truth(run: RecordedRun, cause: Any) -> Incident:
 
 def ask(unit: Any, run: RecordedRun) -> tuple[Incident | None, str]:
     """Return the answer of the unit's `incident`, or why there is none."""
-    from distlab.given.incidents import Incident
+    from distlab.given.drill import Incident
 
     try:
         answer = Incident(*unit.incident(*run))

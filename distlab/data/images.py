@@ -34,7 +34,7 @@ from distlab.data.folder import FolderSource
 from distlab.data.problems import DataError, Problem, refuse, summary
 from distlab.data.shards import ShardSource, class_names, shards_in
 from distlab.data.transforms import EvalTransform, TrainTransform, Transform
-from distlab.given.seeds import any_seed
+from distlab.seeds import any_seed
 
 SPLITS = ("train", "val")
 _LOG = logging.getLogger("distlab.data")

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from distlab.data.images import Images
+from distlab.data.loops import EpochLoops, check_state, saved_position
 from distlab.data.problems import Problem
-from distlab.given.loops import EpochLoops, check_state, saved_position
-from distlab.given.seeds import any_seed
+from distlab.seeds import any_seed
 
 Place = tuple[int, int]
 """An epoch, and the number of a sample in the data set."""

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distlab.checkpoints.training_state import flatten, restored
 from distlab.dcp.files import DcpError, read, write
-from distlab.given.training_state import flatten, restored
 
 State = dict[str, Any]
 

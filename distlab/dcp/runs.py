@@ -16,10 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distlab.comm import Comm
-from distlab.dcp.files import DcpError, is_dcp
-from distlab.dcp.layout import TrainingState, load_state, save_state
-from distlab.given.checkpoint import (
+from distlab.checkpoints.files import (
     JSON,
     Checkpoint,
     CheckpointError,
@@ -31,8 +28,11 @@ from distlab.given.checkpoint import (
     manifest_steps,
     require_fit,
 )
-from distlab.given.named_run import WHOLE, named
-from distlab.given.training_state import pack, random_state, unpack
+from distlab.checkpoints.named_run import WHOLE, named
+from distlab.checkpoints.training_state import pack, random_state, unpack
+from distlab.comm import Comm
+from distlab.dcp.files import DcpError, is_dcp
+from distlab.dcp.layout import TrainingState, load_state, save_state
 
 BY = "run"
 _BOTH = (

@@ -13,6 +13,16 @@ from typing import Any
 
 from torch import nn
 
+from distlab.checkpoints.files import CheckpointError, unfit
+from distlab.checkpoints.named_run import APART, LAYOUT, NAMES, WHOLE
+from distlab.checkpoints.saved_run import (
+    KIND,
+    expect_shared,
+    packed,
+    require_newest,
+    resume,
+)
+from distlab.checkpoints.training_state import EXTRA, Run, Stateful
 from distlab.comm import DiskError, RealDisk
 from distlab.dcp.runs import FromDcp, has_dcp, save_run
 from distlab.distributed.calls import same_call
@@ -20,16 +30,6 @@ from distlab.distributed.data_parallel import DistributedDataParallel
 from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import UnitError, running, unit
-from distlab.given.checkpoint import CheckpointError, unfit
-from distlab.given.named_run import APART, LAYOUT, NAMES, WHOLE
-from distlab.given.saved_run import (
-    KIND,
-    expect_shared,
-    packed,
-    require_newest,
-    resume,
-)
-from distlab.given.training_state import EXTRA, Run, Stateful
 
 _OWN_NAMES = {
     "parameters",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from distlab.given.checkpoint import (
+from distlab.checkpoints.files import (
     JSON,
     Checkpoint,
     Copies,
@@ -28,7 +28,7 @@ from distlab.given.checkpoint import (
     encode_shard,
     require_fit,
 )
-from distlab.given.training_state import State, pack, unpack
+from distlab.checkpoints.training_state import State, pack, unpack
 
 NUM_KEPT = 2
 

@@ -31,7 +31,7 @@ from distlab.distributed.group import default_comm
 from distlab.distributed.model_parallel import PipelineParallel, TensorParallel
 from distlab.distributed.parts import running, unit
 from distlab.distributed.weights import EVERY, require_equal_weights
-from distlab.given.data_parallel import contiguous, tensors_in
+from distlab.given.distributed_data_parallel import contiguous, tensors_in
 
 
 class DistributedDataParallel(nn.Module):

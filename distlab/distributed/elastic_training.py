@@ -28,6 +28,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from distlab.checkpoints.files import CheckpointError
+from distlab.checkpoints.named_run import APART
+from distlab.checkpoints.saved_run import (
+    expect_shared,
+    mark_of,
+    merged,
+    packed,
+    resume,
+)
+from distlab.checkpoints.training_state import EXTRA, Run, State
 from distlab.comm import DiskError, PeerLost, RealDisk, ReduceOp
 from distlab.distributed import registry
 from distlab.distributed.copies import (
@@ -46,18 +56,8 @@ from distlab.distributed.regrouping import (
     pass_on,
 )
 from distlab.distributed.state_transfer import gather_state
-from distlab.given.checkpoint import CheckpointError
-from distlab.given.data_parallel import contiguous
-from distlab.given.named_run import APART
-from distlab.given.recovering import SAVE
-from distlab.given.saved_run import (
-    expect_shared,
-    mark_of,
-    merged,
-    packed,
-    resume,
-)
-from distlab.given.training_state import EXTRA, Run, State
+from distlab.given.distributed_data_parallel import contiguous
+from distlab.given.recovery import SAVE
 from distlab.launch.control import Go
 
 

@@ -23,8 +23,8 @@ from distlab.distributed.environment import read_local_rank
 from distlab.distributed.group import default_comm, init_process_group
 from distlab.distributed.parts import forget, unit
 from distlab.distributed.wrapped import Wrapped, wrap
-from distlab.given import compression
-from distlab.given.trainer import FullBatches, Job, NoAverage, NoScaler
+from distlab.given import gradient_compression as compression
+from distlab.given.imagenet_trainer import FullBatches, Job, NoAverage, NoScaler
 from distlab.models.image_models import make_image_model
 from distlab.recipe import mixing
 from distlab.recipe.average import WeightAverage

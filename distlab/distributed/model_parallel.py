@@ -21,7 +21,7 @@ from distlab.distributed.norms import clip, refuse_torchs_clip
 from distlab.distributed.parts import running, unit
 from distlab.distributed.random_numbers import Stream, shared
 from distlab.distributed.weights import EVERY
-from distlab.given.pipeline import Action, ModelChunk
+from distlab.given.pipeline_parallel import Action, ModelChunk
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]

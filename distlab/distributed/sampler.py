@@ -13,11 +13,11 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from distlab.data.epochs import tell_epoch
+from distlab.data.loops import EpochLoops, Loop, check_state, saved_position
 from distlab.distributed.group import get_rank, get_world_size, has_rank
 from distlab.distributed.parts import running, unit
-from distlab.given.epochs import tell_epoch
-from distlab.given.loops import EpochLoops, Loop, check_state, saved_position
-from distlab.given.seeds import any_seed
+from distlab.seeds import any_seed
 
 _SETTINGS = ("num_samples", "num_replicas", "shuffle", "seed", "drop_last")
 _NEAR = 4  # how many frames up the stack the DataLoader's iterator may be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distlab.checkpoints.training_state import State
 from distlab.comm import Comm
 from distlab.distributed.copies import (
     CopyPlan,
@@ -13,7 +14,6 @@ from distlab.distributed.copies import (
     shared_of,
 )
 from distlab.distributed.regrouping import recv_bytes, send_bytes
-from distlab.given.training_state import State
 
 
 def gather_state(

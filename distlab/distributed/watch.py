@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distlab.checkpoints.files import exchange
 from distlab.comm import ByteMeter, Comm
-from distlab.given.checkpoint import exchange
-from distlab.given.trainer import Job, Metrics, NoScaler
+from distlab.given.imagenet_trainer import Job, Metrics, NoScaler
 from distlab.monitor import Monitor, Sink, StepRecord
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distlab.checkpoints.training_state import Run, State, Stateful
 from distlab.comm import Comm
 from distlab.distributed.wrapped import WrappedSharded
 from distlab.dtensors import gathered, is_sharded
-from distlab.given.trainer import Job
-from distlab.given.training_state import Run, State, Stateful
+from distlab.given.imagenet_trainer import Job
 
 
 class WholeRun:

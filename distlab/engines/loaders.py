@@ -27,10 +27,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from distlab.data.epochs import hears_epoch, tell_epoch
 from distlab.engines.expect import EngineError
 from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.samples import Microbatch, PlannedBatches
-from distlab.given.epochs import hears_epoch, tell_epoch
 
 OPTIONS = (
     "num_workers",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Sampler
 
-from distlab.given.seeds import small_seed
+from distlab.seeds import small_seed
 
 
 @dataclass(frozen=True)

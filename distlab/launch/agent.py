@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import Begin, Finish, Interrupted
-from distlab.given.recovering import (
+from distlab.given.process_group import Begin, Finish, Interrupted
+from distlab.given.recovery import (
     NEWEST,
     Completed,
     Condition,

@@ -16,7 +16,7 @@ from typing import Any
 from distlab.comm.services import WakeAt
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import Choice, chosen_unit
-from distlab.given.launching import Action, Event, Finish, Signal, Start
+from distlab.given.process_group import Action, Event, Finish, Signal, Start
 from distlab.launch.config import LaunchConfig
 from distlab.paths import shown
 

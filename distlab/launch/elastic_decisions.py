@@ -17,9 +17,8 @@ from typing import Any
 
 from distlab.comm.services import Tick, WakeAt
 from distlab.given import elastic as given
-from distlab.given.launching import Begin, Finish, Interrupted
-from distlab.given.recovering import Ended, Frozen, Ready, Signal, Start, exit_code_of
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL, Begin, Finish, Interrupted
+from distlab.given.recovery import Ended, Frozen, Ready, Signal, Start, exit_code_of
 from distlab.launch.config import LaunchConfig
 from distlab.launch.decisions import UnitDecisions
 

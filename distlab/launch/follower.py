@@ -14,7 +14,7 @@ from typing import Any
 from distlab.comm.tcp.caller import GoneError
 from distlab.comm.tcp.frames import FrameError
 from distlab.comm.tcp.handshake import StrangerError
-from distlab.given.launching import Ended, Interrupted
+from distlab.given.process_group import Ended, Interrupted
 from distlab.launch.config import LaunchConfig
 from distlab.launch.forked import Heard
 from distlab.launch.host import LOOK_S, Host, Looked, as_words

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distlab.given.launching import Interrupted
-from distlab.given.recovering import COMPUTE
+from distlab.given.process_group import Interrupted
+from distlab.given.recovery import COMPUTE
 from distlab.launch.config import LaunchConfig
 from distlab.launch.control import Words
 from distlab.launch.forked import Exited, Forked, Heard

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import (
+from distlab.given.process_group import (
     Action,
     Begin,
     Ended,

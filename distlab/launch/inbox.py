@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-from distlab.given.launching import Interrupted
+from distlab.given.process_group import Interrupted
 
 _ALWAYS = ("SIGINT", "SIGTERM", "SIGHUP")
 

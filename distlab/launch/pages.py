@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from distlab.given.recovering import COMPUTE, SAVE, WAIT
+from distlab.given.recovery import COMPUTE, SAVE, WAIT
 
 PAGE = "DISTLAB_PAGE"
 """The environment variable with the descriptor of a process's page."""

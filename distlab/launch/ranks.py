@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from distlab.given.launching import Ended
+from distlab.given.process_group import Ended
 from distlab.launch import boot
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.hangs import Hangs

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distlab.comm.services import WakeAt
-from distlab.given.launching import Finish
-from distlab.given.recovering import Condition, Form, Report, Signal, Start
+from distlab.given.process_group import Finish
+from distlab.given.recovery import Condition, Form, Report, Signal, Start
 from distlab.launch.config import LaunchConfig
 from distlab.launch.decisions import UnitDecisions
 

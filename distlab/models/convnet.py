@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distlab.given.seeds import small_seed
+from distlab.seeds import small_seed
 
 
 def make_convnet(seed: int = 0) -> nn.Sequential:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlab.given.seeds import small_seed
 from distlab.models import resnet, vit
+from distlab.seeds import small_seed
 
 IMAGE_MODELS = (
     "narrow_resnet18",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distlab.given.seeds import small_seed
+from distlab.seeds import small_seed
 
 NUM_PIXELS = 64
 NUM_DIGITS = 10

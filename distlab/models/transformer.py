@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from distlab.given.seeds import small_seed
+from distlab.seeds import small_seed
 
 
 @dataclass(frozen=True, kw_only=True)

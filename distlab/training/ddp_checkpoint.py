@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
+from distlab.checkpoints.files import CheckpointError, exchange, step_of
+from distlab.checkpoints.saved_run import packed, resume
+from distlab.checkpoints.training_state import Run, State
 from distlab.comm import Comm, DiskError, RealDisk
 from distlab.dcp.runs import FromDcp, has_dcp, save_run
-from distlab.given.checkpoint import CheckpointError, exchange, step_of
-from distlab.given.saved_run import packed, resume
-from distlab.given.training_state import Run, State
 from distlab.grading.kit.torchrun_env import unrecorded
 from distlab.runner import RankContext
 from distlab.training.ddp_config import DdpConfig

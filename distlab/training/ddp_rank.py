@@ -22,10 +22,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
+from distlab.checkpoints.training_state import Run
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.digests import digest
-from distlab.given.training_state import Run
 from distlab.monitor.meter import StepMeter
 from distlab.monitor.profile import StepProfiler
 from distlab.runner import RankContext

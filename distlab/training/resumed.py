@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from distlab.checkpoints import training_state
+from distlab.checkpoints.training_state import Run, State
 from distlab.comm import RealDisk
 from distlab.curriculum import load_graft
 from distlab.curriculum.units import arrived
 from distlab.digests import digest
-from distlab.given import training_state
-from distlab.given.training_state import Run, State
 from distlab.runner import RankContext
 
 UNITS = ("mixed_precision", "gradient_compression", "data_loader")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distlab.curriculum import load
-from distlab.given.compression import FlatBucket, Residuals
+from distlab.given.gradient_compression import FlatBucket, Residuals
 from distlab.runner import RankContext
 from distlab.sim import run
 from distlab.walkthroughs.phase4_compression_rank import approximate

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from distlab.comm import ByteMeter, Comm, Traffic, Work
 from distlab.data.digits import load_digits_split
-from distlab.given import compression as given
+from distlab.given import gradient_compression as given
 from distlab.models.mlp import make_mlp
 from distlab.runner import RankContext
 

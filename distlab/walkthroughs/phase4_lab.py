@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 
 from distlab.given.monitoring import Spans
-from distlab.given.recovering import RecordedRun
+from distlab.given.recovery import RecordedRun
 from distlab.trace.palette import (
     BACKWARD,
     CALL,

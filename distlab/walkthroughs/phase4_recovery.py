@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from distlab.given.recovering import RecordedRun
+from distlab.given.recovery import RecordedRun
 from distlab.walkthroughs import phase4_recovery_rank as rank
 from distlab.walkthroughs.base import Ranks
 from distlab.walkthroughs.tables import Cells

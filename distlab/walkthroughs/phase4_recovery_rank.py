@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from distlab.given.recovering import RecordedRun
+from distlab.given.recovery import RecordedRun
 from distlab.grading.checks.recovery.faults import Life, Script
 from distlab.grading.checks.recovery.supervise import play_supervisor
 from distlab.runner import RankContext

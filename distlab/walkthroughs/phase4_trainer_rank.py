@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from distlab.given.incidents import read_run
-from distlab.given.trainer import Job, NoAverage, NoScaler
+from distlab.given.drill import read_run
+from distlab.given.imagenet_trainer import Job, NoAverage, NoScaler
 from distlab.grading.checks.imagenet_trainer.parts import Engine, Loader, Scheduler
 from distlab.runner import RankContext
 

@@ -12,8 +12,7 @@ from types import ModuleType
 
 from distlab.curriculum import load_curriculum
 from distlab.curriculum.choose import chosen_unit
-from distlab.given.planning import Batch, Layout, Precision
-from distlab.given.planning_examples import recovery_with
+from distlab.given.planning import Batch, Layout, Precision, recovery_with
 from distlab.plan.catalog import find_cluster, find_model
 from distlab.plan.formulas import UNIT
 from distlab.plan.plans import DAY_S, Question, plan_of

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distlab.given.loss_scaling import (
+from distlab.given.mixed_precision import (
     LateGradients,
     check_scaling,
     in_range,

@@ -25,8 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from distlab.comm import Comm, Work
-from distlab.given.data_parallel import DataParallelModule, flat_for, tensors_in
-from distlab.given.ddp_beside_torch import compare_with_torch
+from distlab.given.distributed_data_parallel import (
+    DataParallelModule,
+    compare_with_torch,
+    flat_for,
+    tensors_in,
+)
 
 
 def assign_buckets(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Work
-from distlab.given import zero
+from distlab.given import sharded_optimizer as zero
 
 State = dict[str, zero.Entry]  # by parameter name: a shard range and its state
 

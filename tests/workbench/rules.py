@@ -22,6 +22,7 @@ FLOORS = {
     "comm": 1, "data": 1, "models": 1, "paths": 1, "terminal": 1, "install": 1,
     "set_up": 2,
     "search_order": 1, "cost": 1, "given": 1, "saved_tensors": 1, "recipe": 1,
+    "checkpoints": 1, "seeds": 1,
     "dtensors": 1, "dcp": 1, "digests": 1, "attached": 1, "recorder": 1,
     "processes": 1, "registry": 1, "transports": 1,
     "sim": 2, "runner": 2, "launch": 2, "flight": 2, "curriculum": 2, "monitor": 2,
@@ -34,9 +35,12 @@ FLOORS = {
     "__main__": 6,
 }  # fmt: skip
 CAPSTONE = "solutions/phase4_production/imagenet_trainer.py"
-CAPSTONE_MAY = {
-    "distlab.comm", "distlab.given", "distlab.distributed", "distlab.data",
-    "distlab.models", "distlab.recipe", "distlab.monitor",
+SOLUTIONS_MAY = {
+    "distlab.comm", "distlab.given", "distlab.data", "distlab.checkpoints",
+    "distlab.seeds",
+}  # fmt: skip
+CAPSTONE_MAY = SOLUTIONS_MAY | {
+    "distlab.distributed", "distlab.models", "distlab.recipe", "distlab.monitor",
 }  # fmt: skip
 CHECKS = "distlab/grading/checks/"
 WORD = re.compile(r"\w+")
@@ -176,7 +180,7 @@ def nobody_imports_learners_code(files: Files) -> list[str]:
 def solutions_see_comm_only(files: Files) -> list[str]:
     found = []
     for path, name in imports(files, "solutions/"):
-        may = CAPSTONE_MAY if path == CAPSTONE else {"distlab.comm", "distlab.given"}
+        may = CAPSTONE_MAY if path == CAPSTONE else SOLUTIONS_MAY
         if within(name, "distlab") and not within(name, *may):
             found.append(f"{path} imports {name}")
     return found

@@ -12,10 +12,10 @@ from benchmarks import _ckpt_damage as damage
 from benchmarks import _ckpt_ranks as ranks
 from benchmarks import checkpoint as bench
 from benchmarks._bars import missed
+from distlab.checkpoints.files import decode_manifest, manifest_name
 from distlab.comm import RealDisk
 from distlab.curriculum import load, load_curriculum
 from distlab.curriculum.choose import chosen_unit
-from distlab.given.checkpoint import decode_manifest, manifest_name
 from distlab.runner import Cluster
 from distlab.training.ddp_code import as_parts
 

@@ -13,7 +13,7 @@ import pytest
 from distlab.chaos.incidents import PAUSE, RANKS, SAVE_EVERY, STEPS, InjectedFault, draw
 from distlab.cli.drill import ask, truth
 from distlab.curriculum import load
-from distlab.given.incidents import (
+from distlab.given.drill import (
     ACTIONS,
     DESYNC,
     KILLED,

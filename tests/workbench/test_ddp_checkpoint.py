@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from distlab.checkpoints.files import manifest_steps
 from distlab.cli import ddp_verb
 from distlab.cli.checkpoint import checkpoint
 from distlab.cli.ddp import Order, ddp
@@ -21,7 +22,6 @@ from distlab.cli.ddp import _check as check
 from distlab.comm import RealDisk
 from distlab.curriculum.choose import Choice
 from distlab.dcp.runs import steps_in
-from distlab.given.checkpoint import manifest_steps
 from distlab.runner import Cluster
 from distlab.training.ddp import PRELOADS, DdpResult, train
 from distlab.training.ddp_checkpoint import FREE, Checkpointing, RefusedError

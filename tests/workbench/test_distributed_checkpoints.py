@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import distlab.distributed as dist
-from distlab.given.checkpoint import CheckpointError
+from distlab.checkpoints.files import CheckpointError
 from distlab.models.mlp import make_mlp
 from distlab.runner import Cluster, RankContext
 from tests.workbench.distributed_ranks import begin, ranks

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from distlab import curriculum
-from distlab.given.incidents import ACTIONS, ENTERED, NOTHING, Incident, read_run
+from distlab.given.drill import ACTIONS, ENTERED, NOTHING, Incident, read_run
 from distlab.grading.checks.drill.histories import FOLDER, LISTS, drills, recorded
 
 RUNS = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from distlab import curriculum
+from distlab.checkpoints import files as given
+from distlab.checkpoints.training_state import pack, unpack
 from distlab.comm import Disk
-from distlab.given import checkpoint as given
-from distlab.given.training_state import pack, unpack
 from distlab.grading.checks.fault_tolerance.disks import (
     complete_steps,
     files_of_step,

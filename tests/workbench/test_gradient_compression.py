@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import ByteMeter, Comm, Traffic, Work, leave_default_group
 from distlab.curriculum import load
-from distlab.given import compression
+from distlab.given import gradient_compression as compression
 from distlab.grading.checks.distributed_data_parallel import watch
 from distlab.grading.checks.distributed_data_parallel.hooks import LAYERS_MIB
 from distlab.grading.checks.gradient_compression.hooked import make_buckets

@@ -24,8 +24,8 @@ from distlab.comm import TorchComm
 from distlab.comm.services import WakeAt
 from distlab.distributed import elastic_training
 from distlab.distributed.copies import Holdings, Label, plan_of, shared_of
-from distlab.given.launching import Begin, Finish, Interrupted
-from distlab.given.recovering import Ended, Ready, Signal, Start
+from distlab.given.process_group import Begin, Finish, Interrupted
+from distlab.given.recovery import Ended, Ready, Signal, Start
 from distlab.launch import (
     LaunchConfig,
     LaunchError,

@@ -144,7 +144,10 @@ COMMON = (
 def attributes_of_given_classes() -> set[str]:
     """Methods and fields of what templates import, but what Python and torch have."""
     comm = ROOT / "distlab" / "comm"
-    files = [*(ROOT / "distlab" / "given").rglob("*.py"), comm / "_disk.py"]
+    rooms = ROOT / "distlab" / "given", ROOT / "distlab" / "checkpoints"
+    files = [path for room in rooms for path in room.rglob("*.py")]
+    names = "data/epochs.py", "data/loops.py", "data/stepped_data.py", "comm/_disk.py"
+    files += [ROOT / "distlab" / name for name in names]
     found = set[str]()
     for path in (*files, comm / "services.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -155,6 +158,12 @@ def attributes_of_given_classes() -> set[str]:
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
     return {name for name in found if not any(hasattr(one, name) for one in COMMON)}
+
+
+def test_given_modules_are_named_after_their_units() -> None:
+    given = {path.stem for path in (ROOT / "distlab" / "given").glob("[!_]*")}
+    units = set(CURRICULUM.units)
+    assert given - units == {"recovery_runs"}  # no code
 
 
 def test_what_a_solution_calls_is_named_in_the_template_or_the_guide() -> None:
@@ -183,8 +192,8 @@ def test_what_a_solution_calls_is_named_in_the_template_or_the_guide() -> None:
     ("unit", "given", "name"),
     [
         ("fault_tolerance", "comm/_disk.py", "Disk"),
-        ("sharded_optimizer", "given/zero/buckets.py", "Bucket"),
-        ("recovery", "given/recovering.py", "Report"),
+        ("sharded_optimizer", "given/sharded_optimizer/buckets.py", "Bucket"),
+        ("recovery", "given/recovery.py", "Report"),
     ],
 )
 def test_the_guide_lists_what_an_object_has(unit: str, given: str, name: str) -> None:

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from distlab.curriculum.units import load
-from distlab.given.planning import Batch, Cluster, Layout, Model, Precision, Recovery
-from distlab.given.planning_examples import (
+from distlab.given.planning import (
     BATCH,
     DGX_H100,
     LLAMA_70B,
+    Batch,
+    Cluster,
+    Layout,
+    Model,
+    Precision,
+    Recovery,
     show_degrees,
     show_goodput,
 )

@@ -70,7 +70,7 @@ def launched(
     main = f"""
 import sys
 from distlab.curriculum import load
-from distlab.given.launching import run
+from distlab.given.process_group import run
 unit = load("process_group", "reference")
 launcher = unit.Launcher({num_ranks}, **{options!r})
 sys.exit(run(launcher, [sys.executable, {str(path)!r}]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distlab.given.recovering import RUNS, RecordedRun
+from distlab.given.recovery import RUNS, RecordedRun
 from distlab.grading.checks.recovery import reports
 from distlab.grading.checks.recovery.contract import SupervisorContract
 from distlab.grading.checks.recovery.faults import BY_HAND, scripts

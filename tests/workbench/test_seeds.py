@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from distlab.given.seeds import small_seed
-from distlab.given.training_state import seed_all
+from distlab.checkpoints.training_state import seed_all
 from distlab.models.mlp import make_mlp
+from distlab.seeds import small_seed
 
 LARGE = [2**32, 2**63, 2**64 + 1, 2**200, -1, -(2**63), np.uint64(2**63 + 5)]
 

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distlab.comm import TorchComm, leave_default_group
-from distlab.given.compression import FlatBucket
-from distlab.given.torch_hook import torch_hook
+from distlab.given.gradient_compression import FlatBucket, torch_hook
 from distlab.grading.kit.torchrun_env import keep_wrappers, like_torchrun
 from distlab.runner import Cluster, Limits, RankContext
 from tests.workbench.test_gradient_compression import hook_of

@@ -25,7 +25,7 @@ import distlab.distributed as dist
 from distlab.curriculum import find_root
 from distlab.distributed import job
 from distlab.distributed.parts import forget, unit
-from distlab.given.trainer import Job
+from distlab.given.imagenet_trainer import Job
 from distlab.models.image_models import make_image_model
 from distlab.recipe.options import Options, flag_of, read_options
 

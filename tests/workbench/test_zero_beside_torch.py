@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.curriculum import load
-from distlab.given.zero import FreedMemoryError
+from distlab.given.sharded_optimizer import FreedMemoryError
 from distlab.runner import Cluster
 from tests.corpora.beside_torch import zero as beside
 from tests.corpora.beside_torch import zero_models as models

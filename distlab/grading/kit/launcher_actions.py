@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from distlab.comm.services import WakeAt
-from distlab.given.launching import Finish
+from distlab.given.process_group import Finish
 from distlab.grading.kit.histories import (
     Faults,
     History,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from distlab.given.zero.freed import FreedMemoryError as FreedMemoryError
+from distlab.given.sharded_optimizer.freed import FreedMemoryError as FreedMemoryError
 
 unseen = _disable_current_modes
 """A context whose tensors are not counted, such as the copies that a check keeps."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from distlab.distributed import parts
 from distlab.distributed.job import build, use_code
 from distlab.distributed.parts import unit
-from distlab.given.trainer import Job
+from distlab.given.imagenet_trainer import Job
 from distlab.grading.kit.torchrun_env import like_torchrun
 from distlab.recipe.options import read_options
 from distlab.runner import RankContext

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distlab.given.data_parallel import SecondGradientError
+from distlab.given.distributed_data_parallel import SecondGradientError
 from distlab.grading.checks.distributed_data_parallel.departures import departures
 from distlab.grading.checks.distributed_data_parallel.watch import Happened
 

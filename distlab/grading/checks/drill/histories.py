@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from distlab.curriculum import installed_course
-from distlab.given import incidents as given
-from distlab.given.incidents import Event, Incident, RecordedRun, Report, read_run
+from distlab.given import drill as given
+from distlab.given.drill import Event, Incident, RecordedRun, Report, read_run
 
 FOLDER = installed_course() / "phase4_production" / "incidents"
 Change = Callable[[RecordedRun], RecordedRun]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from distlab.given import incidents as given
-from distlab.given.incidents import Incident
+from distlab.given import drill as given
+from distlab.given.drill import Incident
 from distlab.grading.checks.drill.histories import Drill, drills, lines_of
 from distlab.grading.clause import clauses
 from distlab.grading.kit.plans import in_call, worked_out

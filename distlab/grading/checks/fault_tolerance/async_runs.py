@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given import checkpoint as given
+from distlab.checkpoints import files as given
 from distlab.grading.checks.fault_tolerance.disks import same_tensor, tensors_of
 from distlab.grading.checks.fault_tolerance.held import (
     OVER_S,

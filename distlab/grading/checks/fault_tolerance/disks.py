@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from distlab.checkpoints import files as given
 from distlab.comm import Call, Comm, Disk, DiskError, Wrapper
 from distlab.digests import digest
-from distlab.given import checkpoint as given
 from distlab.grading.kit.nodes import local_rank
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext

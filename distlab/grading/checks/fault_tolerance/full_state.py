@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distlab.given.training_state import Run, random_state, set_random_state
+from distlab.checkpoints.training_state import Run, random_state, set_random_state
 from distlab.grading.checks.fault_tolerance.disks import listed
 from distlab.grading.checks.fault_tolerance.players import (
     ITEMS,

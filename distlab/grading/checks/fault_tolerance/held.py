@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from distlab.checkpoints import files as given
 from distlab.comm import Call, Comm, DiskError, ReduceOp, Wrapper
-from distlab.given import checkpoint as given
 from distlab.runner import RankContext
 from distlab.sim import SimDisk
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from distlab.checkpoints import files as given
 from distlab.comm import DiskError
-from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     Row,
     file_in_words,

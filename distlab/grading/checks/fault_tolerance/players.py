@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distlab.given import checkpoint as given
-from distlab.given.compression import Factors, Residuals, split
-from distlab.given.training_state import (
+from distlab.checkpoints import files as given
+from distlab.checkpoints.training_state import (
     Run,
     State,
     Stateful,
@@ -28,6 +27,7 @@ from distlab.given.training_state import (
     set_random_state,
     unpack,
 )
+from distlab.given.gradient_compression import Factors, Residuals, split
 
 ITEMS = {
     "parameters": "the parameters",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from distlab.checkpoints import files as given
 from distlab.comm import Disk, DiskError
-from distlab.given import checkpoint as given
 from distlab.grading.checks.fault_tolerance.disks import (
     RankDisk,
     Row,

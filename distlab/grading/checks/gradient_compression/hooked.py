@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distlab.comm import Call, Comm, Work, Wrapper
-from distlab.given.compression import FlatBucket, Residuals
+from distlab.given.gradient_compression import FlatBucket, Residuals
 from distlab.grading.kit.values import close
 from distlab.grading.verdict import NotYetError
 from distlab.runner import RankContext, Run

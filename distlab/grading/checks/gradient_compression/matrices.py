@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.compression import FlatBucket, Residuals, first_factor
+from distlab.given.gradient_compression import FlatBucket, Residuals, first_factor
 from distlab.grading.checks.gradient_compression.hooked import Listener
 from distlab.runner import RankContext
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.compression import first_factor
+from distlab.given.gradient_compression import first_factor
 from distlab.grading.checks.gradient_compression.hooked import (
     NUM_BUCKETS,
     SHAPES,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.trainer import Job
-from distlab.given.training_state import Run
+from distlab.checkpoints.training_state import Run
+from distlab.given.imagenet_trainer import Job
 from distlab.grading.checks.imagenet_trainer import parts
 from distlab.grading.checks.imagenet_trainer.parts import new_job
 from distlab.grading.clause import clause

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.given.trainer import Job
+from distlab.given.imagenet_trainer import Job
 from distlab.grading.kit.flat import weights_of
 
 SCALE, LR, DECAY = 8.0, 0.5, 0.75

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.given.pipeline import LossFn
+from distlab.given.pipeline_parallel import LossFn
 from distlab.grading.checks.pipeline_parallel.clock import (
     Schedules,
     all_then_all,

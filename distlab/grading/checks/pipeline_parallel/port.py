@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import leave_default_group
-from distlab.given.pipeline import LossFn
+from distlab.given.pipeline_parallel import LossFn
 from distlab.grading.checks.pipeline_parallel.losses import wrong_losses
 from distlab.grading.checks.pipeline_parallel.unusual import unusual_stages
 from distlab.grading.clause import clause

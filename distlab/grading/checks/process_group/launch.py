@@ -7,8 +7,14 @@ from types import ModuleType
 from typing import Any
 
 from distlab.comm.services import Tick
-from distlab.given.launching import Begin, Ended, Interrupted, Signal, Start
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import (
+    SIGKILL,
+    Begin,
+    Ended,
+    Interrupted,
+    Signal,
+    Start,
+)
 from distlab.grading.checks.process_group.facts import facts, late_facts
 from distlab.grading.checks.process_group.lives import (
     BY_HAND,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from signal import SIGINT, SIGTERM
 
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL
 from distlab.grading.kit.histories import Model, Row
 from distlab.grading.kit.launcher_actions import Fact
 

@@ -11,7 +11,7 @@ from math import inf
 from signal import SIGTERM
 from typing import NamedTuple
 
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.launcher_actions import END, Fact
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from distlab.given.recovering import COMPUTE, SAVE, WAIT
-from distlab.given.recovering import Report as Row
+from distlab.given.recovery import COMPUTE, SAVE, WAIT
+from distlab.given.recovery import Report as Row
 from distlab.grading.checks.recovery.formulas import known_as
 from distlab.grading.checks.recovery.reports import (
     LEAST,

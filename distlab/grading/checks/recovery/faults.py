@@ -15,7 +15,7 @@ from math import inf
 from signal import SIGINT, SIGTERM
 from typing import Any
 
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL
 from distlab.grading.kit.launcher_actions import Fact
 
 NUM_RANDOM, SIZES = 120, (1, 2, 3, 4, 5)

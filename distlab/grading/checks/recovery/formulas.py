@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import mean, median, pstdev, stdev
 
-from distlab.given.recovering import Report as Row
+from distlab.given.recovery import Report as Row
 
 _CLOSE = 1e-6
 _MEDIAN = "the median, not the mean: one long step must not move the limit"

@@ -13,7 +13,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
-from distlab.given.recovering import (
+from distlab.given.recovery import (
     COMPUTE,
     NEWEST,
     RUNS,
@@ -22,7 +22,7 @@ from distlab.given.recovering import (
     RecordedRun,
     Step,
 )
-from distlab.given.recovering import Report as Row
+from distlab.given.recovery import Report as Row
 
 SLOW, LEAST, PATIENCE = 2.0, 5, 10.0
 _MARGIN = 0.08

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from signal import SIGTERM
 
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL
 from distlab.grading.checks.recovery.contract import Due, SupervisorContract
 from distlab.grading.kit.launcher_actions import END, Fact, signal_name
 from distlab.terminal import enumerated

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from distlab.comm.services import Tick
-from distlab.given.launching import Begin, Interrupted
-from distlab.given.recovering import (
+from distlab.given.process_group import Begin, Interrupted
+from distlab.given.recovery import (
     Completed,
     Ended,
     Form,

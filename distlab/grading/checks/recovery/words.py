@@ -8,7 +8,7 @@ from itertools import groupby
 from signal import SIGTERM
 from typing import Any
 
-from distlab.given.sigkill import SIGKILL
+from distlab.given.process_group import SIGKILL
 from distlab.grading.checks.recovery.contract import SupervisorContract
 from distlab.grading.checks.recovery.faults import Script
 from distlab.grading.kit.histories import Row

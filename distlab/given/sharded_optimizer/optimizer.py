@@ -9,16 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.given.zero.backward import Backward, Reducer
-from distlab.given.zero.buckets import Bucket, ParamGroup, Ranges, layers_of
-from distlab.given.zero.state import (
+from distlab.given.sharded_optimizer.backward import Backward, Reducer
+from distlab.given.sharded_optimizer.buckets import (
+    Bucket,
+    ParamGroup,
+    Ranges,
+    layers_of,
+)
+from distlab.given.sharded_optimizer.state import (
     Entry,
     entries_for,
     load_bucket,
     load_groups,
     saved_groups,
 )
-from distlab.given.zero.uneven import agree, cut, leave_unused
+from distlab.given.sharded_optimizer.uneven import agree, cut, leave_unused
 
 OptimizerFactory = Callable[[list[ParamGroup]], torch.optim.Optimizer]  # e.g. AdamW
 WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")

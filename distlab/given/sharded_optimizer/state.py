@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distlab.given.zero.buckets import Bucket, flatten
-from distlab.given.zero.uneven import is_per_element, parameters_of, split
+from distlab.given.sharded_optimizer.buckets import Bucket, flatten
+from distlab.given.sharded_optimizer.uneven import is_per_element, parameters_of, split
 
 Entry = dict[str, Any]  # start, stop, and what the optimizer keeps for this range
 RANGE = ("start", "stop")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from distlab.checkpoints.files import JSON, Checkpoint, unfit
 from distlab.dtensors import is_sharded
-from distlab.given.checkpoint import JSON, Checkpoint, unfit
-from distlab.given.seeds import small_seed
+from distlab.seeds import small_seed
 
 State = dict[str, Any]
 """Nested dicts, lists and tuples of tensors, numpy arrays and plain values."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distlab.given.training_state import EXTRA, Run, State, plain_name
+from distlab.checkpoints.training_state import EXTRA, Run, State, plain_name
 
 NAMES = "optimizer_names"
 """Key in the shared state for the parameter names of each optimizer group, in order."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from distlab.checkpoints.training_state import State, Stateful
 from distlab.comm import Comm
-from distlab.given.training_state import State, Stateful
 
 
 class Engine(Protocol):

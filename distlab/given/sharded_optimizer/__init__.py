@@ -5,11 +5,11 @@ a torch.optim.Optimizer. `Backward` calls one function for each bucket during
 backward(), and `ShardedLayers` decides when to gather and to free weights.
 """
 
-from distlab.given.zero.backward import Backward
-from distlab.given.zero.buckets import Bucket, ParamGroup
-from distlab.given.zero.layers import FreedMemoryError, ShardedLayers
-from distlab.given.zero.optimizer import BucketOptimizer, OptimizerFactory
-from distlab.given.zero.state import Entry
+from distlab.given.sharded_optimizer.backward import Backward
+from distlab.given.sharded_optimizer.buckets import Bucket, ParamGroup
+from distlab.given.sharded_optimizer.layers import FreedMemoryError, ShardedLayers
+from distlab.given.sharded_optimizer.optimizer import BucketOptimizer, OptimizerFactory
+from distlab.given.sharded_optimizer.state import Entry
 
 __all__ = [
     "Backward",

@@ -20,9 +20,7 @@ from typing import Any
 from torch import Tensor, nn, no_grad
 from torch.nn.parameter import is_lazy
 
-from distlab.comm import Comm, Disk
-from distlab.dtensors import is_sharded
-from distlab.given.checkpoint import (
+from distlab.checkpoints.files import (
     JSON,
     TEMPORARY,
     CheckpointError,
@@ -34,7 +32,7 @@ from distlab.given.checkpoint import (
     step_of,
     unfit,
 )
-from distlab.given.named_run import (
+from distlab.checkpoints.named_run import (
     APART,
     LAYOUT,
     NAMES,
@@ -42,7 +40,7 @@ from distlab.given.named_run import (
     layout_of,
     plain_names,
 )
-from distlab.given.training_state import (
+from distlab.checkpoints.training_state import (
     EXTRA,
     Run,
     State,
@@ -54,6 +52,8 @@ from distlab.given.training_state import (
     set_random_state,
     unpack,
 )
+from distlab.comm import Comm, Disk
+from distlab.dtensors import is_sharded
 
 KIND = "optimizer_kind"
 """Key in the shared state for the optimizer's class, if it is one of torch's."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.autograd import Variable
 
-from distlab.given.zero.buckets import Bucket
+from distlab.given.sharded_optimizer.buckets import Bucket
 
 
 class Reducer(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal as signals
 import socket
 import subprocess
 import time
@@ -18,6 +19,9 @@ from signal import SIGINT, SIGTERM, signal
 from typing import Protocol
 
 from distlab.comm.services import Tick, WakeAt
+
+# Windows doesn't have it, but a decision to send it can be judged there all the same.
+SIGKILL: int = getattr(signals, "SIGKILL", 9)
 
 # ── what happens, and what to do about it ───────────────────────────────────────────
 

@@ -1,10 +1,10 @@
 """Reports of ranks in unit `recovery`, and a supervisor's events and actions.
 
-`RecordedRun` reads the runs in distlab/given/runs/. We recorded them from three ranks
-that trained on gloo, sent a heartbeat every 50 ms from a thread of their own, and
-reported each step on standard output. What happened to one of them was real: SIGSTOP,
-SIGKILL, an endless loop, a file that is written and synced again and again. For any
-time in a run, `RecordedRun` returns the reports that an agent had by then.
+`RecordedRun` reads the runs in distlab/given/recovery_runs/. We recorded them from
+three ranks that trained on gloo, sent a heartbeat every 50 ms from a thread of their
+own, and reported each step on standard output. What happened to one of them was real:
+SIGSTOP, SIGKILL, an endless loop, a file that is written and synced again and again.
+For any time in a run, `RecordedRun` returns the reports that an agent had by then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distlab.comm.services import Tick, WakeAt
-from distlab.given.launching import Begin, Finish, Interrupted
+from distlab.given.process_group import Begin, Finish, Interrupted
 
-RUNS = Path(__file__).parent / "runs"
+RUNS = Path(__file__).parent / "recovery_runs"
 
 # ── what the ranks report ───────────────────────────────────────────────────────────
 

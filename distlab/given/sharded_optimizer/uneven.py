@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
-from distlab.given.zero.buckets import Bucket
+from distlab.given.sharded_optimizer.buckets import Bucket
 
 
 def agree(comm: Comm, buckets: list[Bucket]) -> None:

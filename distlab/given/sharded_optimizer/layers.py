@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Work
-from distlab.given.zero.backward import Backward
-from distlab.given.zero.buckets import Bucket
-from distlab.given.zero.freed import FreedMemoryError as FreedMemoryError
-from distlab.given.zero.optimizer import BucketOptimizer
+from distlab.given.sharded_optimizer.backward import Backward
+from distlab.given.sharded_optimizer.buckets import Bucket
+from distlab.given.sharded_optimizer.freed import FreedMemoryError as FreedMemoryError
+from distlab.given.sharded_optimizer.optimizer import BucketOptimizer
 
 
 class EachOutput(nn.Module):

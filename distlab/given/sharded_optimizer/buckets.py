@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm, Work
-from distlab.given.zero.freed import guard, release
+from distlab.given.sharded_optimizer.freed import guard, release
 
 ParamGroup = dict[str, Any]  # `params` and their settings, as torch.optim takes them
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
