@@ -273,7 +273,11 @@ def _without(site: Site) -> Iterator[None]:
     tree = ast.parse(_text(path))
     _TakeOut(site).visit(tree)
     changed = _codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))
-    old = [(function, function.__code__) for function in _functions(path)]
+    old = [
+        (function, function.__code__)
+        for function in _functions(path)
+        if not site.first <= function.__code__.co_firstlineno <= site.last
+    ]  # a lambda that was an argument of the assertion is gone with it
     try:
         for function, code in old:
             function.__code__ = changed[_key(code)]
