@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks._bars import Bench, Line, share
-from distlab.audit import Report, audit
+from distlab.audit import AuditReport, audit
 from distlab.audit.run import PRELOAD
 from distlab.runner import Cluster
 
@@ -43,20 +43,22 @@ def expected(script: Path) -> tuple[str, set[int]]:
     return (name[1] if name else ""), marked
 
 
-def is_named(script: Path, report: Report) -> bool:
+def is_named(script: Path, report: AuditReport) -> bool:
     """Return True if the mistake was found: its name, on a marked line."""
     name, lines = expected(script)
     return any(f.name == name and f.at.line in lines for f in report.findings)
 
 
-def others(script: Path, report: Report) -> list[str]:
+def others(script: Path, report: AuditReport) -> list[str]:
     """Return the findings besides the planted one, notes aside."""
     name, _ = expected(script)
     found = [f for f in report.findings if f.name != name and not f.is_note]
     return [f"{f.at} {f.name}: {f.said}" for f in found]
 
 
-def run(scripts: Iterable[Path], cluster: Cluster) -> list[tuple[Path, Report, float]]:
+def run(
+    scripts: Iterable[Path], cluster: Cluster
+) -> list[tuple[Path, AuditReport, float]]:
     """Audit each script on 4 ranks, in a folder that takes what it writes."""
     done = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

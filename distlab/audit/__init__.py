@@ -15,6 +15,6 @@ stays silent.
 from __future__ import annotations
 
 from distlab.audit.findings import NAMES, NOTES, Finding
-from distlab.audit.run import Report, audit
+from distlab.audit.run import AuditReport, audit
 
-__all__ = ["NAMES", "NOTES", "Finding", "Report", "audit"]
+__all__ = ["NAMES", "NOTES", "AuditReport", "Finding", "audit"]

@@ -34,7 +34,7 @@ class Event:
 
 
 @dataclass
-class Log:
+class AuditLog:
     """All events of one rank, and the names that its objects got."""
 
     rank: int
@@ -57,7 +57,7 @@ class Log:
 class Memory:
     """What the hooks on a rank's thread remember while it runs, and nobody keeps."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: AuditLog) -> None:
         self.log = log
         self.kept: dict[int, Any] = {}  # objects whose id stands for them
         self.number_of: dict[int, int] = {}

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place, real_file
 from distlab.paths import is_users_code
 from distlab.runner import Cluster, Limits, RankContext
@@ -40,7 +40,7 @@ class Played:
     world_size: int
     outcome: str
     explanation: str
-    logs: list[Log] = field(default_factory=list)
+    logs: list[AuditLog] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     output: str = ""
 
@@ -118,7 +118,7 @@ def simulate(context: RankContext, settings: dict[str, Any]) -> None:
     folder = Path(settings["folder"])
     world_size = settings["world_size"]
     set_up(settings)
-    logs: dict[int, Log] = {}
+    logs: dict[int, AuditLog] = {}
 
     @contextmanager
     def around(rank: int) -> Iterator[None]:
@@ -162,7 +162,7 @@ def _users(frames: Any) -> Place | None:
     return None
 
 
-def events_of_workers(log: Log) -> Iterator[Event]:
+def events_of_workers(log: AuditLog) -> Iterator[Event]:
     """Return what the workers of a rank's loaders wrote into the run's folder."""
     for path in sorted(Path(log.folder).glob(f"rank{log.rank}-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

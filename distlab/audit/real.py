@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlab.audit.log import Log
+from distlab.audit.log import AuditLog
 from distlab.audit.play import (
     LIMITS,
     Played,
@@ -115,6 +115,6 @@ def _execute(target: str, arguments: tuple[str, ...], is_module: bool) -> None:
             raise RuntimeError(f"the script called sys.exit({left.code!r})") from left
 
 
-def _write(log: Log, folder: Path) -> None:
+def _write(log: AuditLog, folder: Path) -> None:
     with (folder / f"rank{log.rank}.pickle").open("wb") as file:
         pickle.dump(log, file)

@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from distlab.audit.run import Report
+from distlab.audit.run import AuditReport
 from distlab.terminal import WIDTH
 
 Lines = Iterator[tuple[str, str]]
 
 
-def page(report: Report, folder: Path) -> Lines:
+def page(report: AuditReport, folder: Path) -> Lines:
     """Return (style, line) pairs; places are shown relative to `folder`."""
     for finding in report.findings:
         style = "dim" if finding.is_note else "fail"

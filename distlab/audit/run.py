@@ -23,7 +23,7 @@ ROUNDING = 1e-3  # that float32 may take two runs apart
 
 
 @dataclass
-class Report:
+class AuditReport:
     """What an audit found; `notes` say what it could not look at, and why."""
 
     script: str
@@ -58,7 +58,7 @@ def audit(
     real: bool = False,
     ignore: frozenset[str] = frozenset(),
     cluster: Cluster | None = None,
-) -> Report:
+) -> AuditReport:
     """Run a script on `num_ranks` simulated ranks, and on one; return the findings.
 
     With `is_module` the script is a module's name, as for `python -m`; with `real` the
@@ -85,7 +85,7 @@ def audit(
         trial = _trial(way, asked.target, num_ranks, folder)
     found = [f for f in findings(trial) if f.name not in ignore]
     many = trial.many
-    return Report(target, num_ranks, many.outcome, found, trial.notes, many.output)
+    return AuditReport(target, num_ranks, many.outcome, found, trial.notes, many.output)
 
 
 PRELOAD = ("distlab.audit.real", "torch.distributed.fsdp", "distlab.sim.torch")

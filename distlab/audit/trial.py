@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.play import Played
 
@@ -26,7 +26,7 @@ class Trial:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def logs(self) -> list[Log]:
+    def logs(self) -> list[AuditLog]:
         """The logs of the ranks of the script as it is."""
         return self.many.logs
 
@@ -54,12 +54,12 @@ class Trial:
         )
 
 
-def _may_differ(log: Log) -> bool:
+def _may_differ(log: AuditLog) -> bool:
     averaged = (e["is_weight"] and "reduce" in e["op"] for e in log.of("collective"))
     return any(averaged) or any(True for _ in log.of("join"))
 
 
-def _is_parallel(log: Log, world_size: int) -> bool:
+def _is_parallel(log: AuditLog, world_size: int) -> bool:
     return any(
         (event.kind == "ddp" and event["size"] == world_size)
         or (event.kind == "loader" and event["replicas"] == world_size)
@@ -68,7 +68,7 @@ def _is_parallel(log: Log, world_size: int) -> bool:
     )
 
 
-def training_loaders(log: Log) -> set[int]:
+def training_loaders(log: AuditLog) -> set[int]:
     """Return the numbers of the loaders whose batches an optimizer step followed."""
     found, last = set(), None
     for event in log.of("batch", "step"):
@@ -79,7 +79,7 @@ def training_loaders(log: Log) -> set[int]:
     return found
 
 
-def loader_of(log: Log, number: int) -> Event | None:
+def loader_of(log: AuditLog, number: int) -> Event | None:
     """Return the event in which a loader was made."""
     return next((e for e in log.of("loader") if e["number"] == number), None)
 
@@ -98,7 +98,7 @@ class Epoch:
     draws: bool = False
 
 
-def epochs(log: Log, loader: int) -> list[Epoch]:
+def epochs(log: AuditLog, loader: int) -> list[Epoch]:
     """Return the passes over a loader, in order."""
     found: dict[int, Epoch] = {}
     fetched: list[Event] = []  # those of workers are at the end of the log
@@ -131,13 +131,13 @@ def _go_on(epoch: Epoch, event: Event) -> None:
         epoch.indices += event["indices"]
 
 
-def steps(log: Log) -> list[Event]:
+def steps(log: AuditLog) -> list[Event]:
     """Return the steps of the first optimizer."""
     all_steps = list(log.of("step"))
     return [e for e in all_steps if e["number"] == all_steps[0]["number"]]
 
 
-def between_steps(log: Log, *kinds: str) -> list[list[Event]]:
+def between_steps(log: AuditLog, *kinds: str) -> list[list[Event]]:
     """Return for each step of the first optimizer the events that led to it."""
     first = next((e["number"] for e in log.of("step")), None)
     found: list[list[Event]] = []
@@ -162,7 +162,7 @@ def loss_line(backward: Event) -> Place | None:
     return place
 
 
-def by_backward(log: Log) -> list[list[Event]]:
+def by_backward(log: AuditLog) -> list[list[Event]]:
     """Return the backward() calls of each step that had some, of whichever optimizer.
 
     A script with two models steps their optimizers in turn, and each has its losses.

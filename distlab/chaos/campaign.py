@@ -12,7 +12,7 @@ from distlab.chaos import partition
 from distlab.chaos.judge import CellResult, judge
 from distlab.chaos.matrix import Cell
 from distlab.chaos.plan import Setting
-from distlab.chaos.play import Run, play_cell
+from distlab.chaos.play import ChaosRun, play_cell
 from distlab.curriculum import Progress, find_root
 
 
@@ -46,7 +46,7 @@ class Player:
 
     def __init__(self, setting: Setting, script: Path | None = None) -> None:
         self._setting, self._script = setting, script
-        self._unbroken: dict[Setting, Run] = {}
+        self._unbroken: dict[Setting, ChaosRun] = {}
 
     def play(self, cell: Cell) -> CellResult:
         """Run a cell and judge it.
@@ -59,7 +59,7 @@ class Player:
         run = self._in_folder(cell, setting)
         return judge(cell, setting, run, unbroken)
 
-    def unbroken(self, setting: Setting) -> Run:
+    def unbroken(self, setting: Setting) -> ChaosRun:
         """Return a run without a fault, the same for all nodes and data workers.
 
         Raises:
@@ -77,7 +77,7 @@ class Player:
             self._unbroken[plain] = run
         return self._unbroken[plain]
 
-    def _in_folder(self, cell: Cell | None, setting: Setting) -> Run:
+    def _in_folder(self, cell: Cell | None, setting: Setting) -> ChaosRun:
         with tempfile.TemporaryDirectory(dir=_real_folder(), prefix="chaos-") as folder:
             return play_cell(cell, setting, Path(folder), self._script)
 

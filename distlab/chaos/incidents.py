@@ -4,7 +4,7 @@ Each rank is a process that has its own data worker (`distlab.data`), uses gloo,
 the course's convolutional network and saves a shard of a checkpoint every fifth step.
 The fault is real: SIGKILL, SIGSTOP, a shard that is cut short, or a nan in a gradient.
 
-    played(fault, data) ─▶ reports, events     the arguments of 4.12's `incident`
+    played(fault, data) ─▶ reports, events     the arguments of drill.incident
     draw(seed) ─▶ fault                        for `distlab drill`
 """
 
@@ -79,7 +79,7 @@ def last_step(fault: InjectedFault) -> int:
     return fault.step + 2 if fault.what == given.TORN else STEPS
 
 
-class Log:
+class Ledger:
     """A rank's lines, each written at once so that it survives a SIGKILL."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -99,7 +99,7 @@ class Log:
 def train(rank: int, fault: InjectedFault, folder: Path, data: Path) -> None:
     """Run one rank; its exit code is 1 if anything was raised."""
     die_with_parent()
-    log, step = Log(folder, rank), [0]
+    log, step = Ledger(folder, rank), [0]
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
@@ -118,7 +118,12 @@ def train(rank: int, fault: InjectedFault, folder: Path, data: Path) -> None:
 
 
 def _steps(
-    rank: int, fault: InjectedFault, folder: Path, data: Path, log: Log, at: list[int]
+    rank: int,
+    fault: InjectedFault,
+    folder: Path,
+    data: Path,
+    log: Ledger,
+    at: list[int],
 ) -> None:
     transform = TrainTransform(size=28, channels=1, area=(0.6, 1.0), flip=0.0)
     images = open_images(data, "train", transform)

@@ -21,7 +21,7 @@ from typing import Any
 
 from distlab.chaos.matrix import Cell
 from distlab.chaos.plan import Setting
-from distlab.chaos.play import Run
+from distlab.chaos.play import ChaosRun
 
 RECOVERED, WENT_ON, REFUSED = "recovered", "went on", "refused"
 HUNG, WEIGHTS, SAMPLES = "hung", "wrong weights", "wrong samples"
@@ -59,7 +59,9 @@ class CellResult:
         return sum(self.segments.values())
 
 
-def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> CellResult:
+def judge(
+    cell: Cell, setting: Setting, run: ChaosRun, unbroken: ChaosRun
+) -> CellResult:
     """Return the result of a cell; `unbroken` is a run without a fault."""
     status, why = _status(cell, setting, run, unbroken)
     fired = run.fired or {}
@@ -80,7 +82,9 @@ def judge(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> CellResult:
     )
 
 
-def _status(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> tuple[str, str]:
+def _status(
+    cell: Cell, setting: Setting, run: ChaosRun, unbroken: ChaosRun
+) -> tuple[str, str]:
     if run.is_hung:
         return HUNG, "the run did not end by itself"
     if run.fired is None:
@@ -106,7 +110,7 @@ def _status(cell: Cell, setting: Setting, run: Run, unbroken: Run) -> tuple[str,
     return (RECOVERED if num_starts > 1 else WENT_ON), ""
 
 
-def _of_failure(cell: Cell, run: Run) -> tuple[str, str]:
+def _of_failure(cell: Cell, run: ChaosRun) -> tuple[str, str]:
     code = run.codes[-1] if run.codes else -1
     texts = [text for _, text in run.said]
     if any("Traceback" in text for text in texts):
@@ -127,7 +131,7 @@ def generations(lines: Iterable[Line]) -> list[tuple[int, int]]:
     return sorted({(line["launch"], line["generation"]) for line in lines})
 
 
-def effective_samples(run: Run) -> dict[int, list[int]]:
+def effective_samples(run: ChaosRun) -> dict[int, list[int]]:
     """Return for each step the samples of all ranks when it ran for the last time."""
     groups: dict[int, dict[tuple[int, int], list[int]]] = {}
     for line in _of(run, "step"):
@@ -138,7 +142,7 @@ def effective_samples(run: Run) -> dict[int, list[int]]:
     return {step: sorted(own[max(own)]) for step, own in groups.items()}
 
 
-def wrong_samples(run: Run, unbroken: Run, setting: Setting) -> str:
+def wrong_samples(run: ChaosRun, unbroken: ChaosRun, setting: Setting) -> str:
     """Say what is wrong with the samples behind the weights; "" if nothing is."""
     found, wanted = effective_samples(run), effective_samples(unbroken)
     size = setting.steps_per_epoch
@@ -155,7 +159,9 @@ def wrong_samples(run: Run, unbroken: Run, setting: Setting) -> str:
     return ""
 
 
-def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
+def wrong_weights(
+    cell: Cell, run: ChaosRun, unbroken: ChaosRun, setting: Setting
+) -> str:
     """Say what is wrong with the weights at the end; "" if nothing is.
 
     The order of additions depends on the number of ranks. If that number changes, the
@@ -182,7 +188,7 @@ def wrong_weights(cell: Cell, run: Run, unbroken: Run, setting: Setting) -> str:
     return "" if is_same else "the weights are not those of the unbroken run"
 
 
-def lost_checkpoint(run: Run) -> str:
+def lost_checkpoint(run: ChaosRun) -> str:
     """Name a checkpoint that was complete, but that a later start didn't use."""
     damaged = (run.fired or {}).get("damaged", -1)
     newest = 0
@@ -194,7 +200,7 @@ def lost_checkpoint(run: Run) -> str:
     return ""
 
 
-def num_repeated(run: Run) -> int:
+def num_repeated(run: ChaosRun) -> int:
     """Return how many steps some rank has done more than once."""
     counts = Counter((line["rank"], line["step"]) for line in _of(run, "step"))
     return len({step for (_, step), count in counts.items() if count > 1})
@@ -203,7 +209,7 @@ def num_repeated(run: Run) -> int:
 # ── how long it took ────────────────────────────────────────────────────────────────
 
 
-def segments_of(run: Run) -> dict[str, float]:
+def segments_of(run: ChaosRun) -> dict[str, float]:
     """Return the seconds from the fault to the next step of all ranks, by segment."""
     assert run.fired is not None
     fired, last = float(run.fired["t"]), generations(run.lines)[-1]
@@ -233,9 +239,9 @@ def _when_all(lines: Iterable[Line], what: str) -> float:
     return max(firsts.values(), default=0.0)
 
 
-def _of(run: Run, what: str) -> list[Line]:
+def _of(run: ChaosRun, what: str) -> list[Line]:
     return [line for line in run.lines if line["what"] == what]
 
 
-def _evidence(run: Run) -> tuple[str, ...]:
+def _evidence(run: ChaosRun) -> tuple[str, ...]:
     return (*(text for _, text in run.said[-12:]), *run.logs)

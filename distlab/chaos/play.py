@@ -38,7 +38,7 @@ _ENDING_S = 8.0  # data workers look every few seconds whether their rank is the
 
 
 @dataclass
-class Run:
+class ChaosRun:
     """Everything that is known of a finished run; times are on the monotonic clock."""
 
     codes: list[int] = field(default_factory=list)  # of each launcher
@@ -55,7 +55,7 @@ class Run:
 
 def play_cell(
     cell: Cell | None, setting: Setting, folder: Path, script: Path | None = None
-) -> Run:
+) -> ChaosRun:
     """Run the training with the fault of `cell`, or with none, until it has ended.
 
     `folder` must be empty and on a disk. `script` replaces the script of the mode.
@@ -63,7 +63,7 @@ def play_cell(
     mode = cell.mode if cell else "restart"
     script = script or SCRIPTS[mode]
     plan = plan_of(cell, setting, str(folder)) if cell else None
-    run, begun = Run(), time.monotonic()
+    run, begun = ChaosRun(), time.monotonic()
     variables = {**as_variable(plan), _TOKEN: str(folder), OVERRIDE: setting.code}
     command = _command(setting, folder, script, mode)
     if cell and cell.fault.num_nodes > 1:
@@ -80,7 +80,7 @@ def play_cell(
     return run
 
 
-def collect(run: Run, folder: Path) -> None:
+def collect(run: ChaosRun, folder: Path) -> None:
     """Read everything that the ranks have left in the folder."""
     run.lines = read_ledgers(folder)
     with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def _launch_up_to(
     most: int,
     command: list[str],
     variables: Mapping[str, str],
-    run: Run,
+    run: ChaosRun,
     folder: Path,
 ) -> None:
     """Launch the job until it succeeds, as a scheduler does after a failure."""
@@ -125,7 +125,7 @@ def _launch_up_to(
 
 
 def _launch(
-    command: list[str], variables: Mapping[str, str], run: Run, folder: Path
+    command: list[str], variables: Mapping[str, str], run: ChaosRun, folder: Path
 ) -> int:
     process = subprocess.Popen(
         command,

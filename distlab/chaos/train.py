@@ -5,7 +5,7 @@
 The network has dropout, the optimizer has momentum, the learning rate falls in each
 step, and the samples are shuffled. If a run restores any of these wrongly when it
 continues, it ends with different weights. Every few steps it saves a checkpoint while
-training continues (4.13), and it loads the newest one after a restart (4.4, 4.5). Each
+training continues, and it loads the newest one after a restart (fault_tolerance). Each
 rank records the samples that it has trained with.
 
     SIGTERM        all ranks finish the step, save a checkpoint, and end

@@ -16,7 +16,7 @@ from distlab.cli.screen import command, show, waiting
 
 if TYPE_CHECKING:  # they import torch, and the first line should not wait for it
     from distlab.chaos.judge import CellResult
-    from distlab.chaos.play import Run
+    from distlab.chaos.play import ChaosRun
     from distlab.curriculum.choose import Part
 
 UNIT = "fault_tolerance"
@@ -70,7 +70,7 @@ def demo_recovery(
     return int(result.status != RECOVERED), data
 
 
-def _play(code: str, seed: int, quiet: bool) -> tuple[CellResult, Run, Run]:
+def _play(code: str, seed: int, quiet: bool) -> tuple[CellResult, ChaosRun, ChaosRun]:
     from distlab.chaos import play
     from distlab.chaos.judge import judge
     from distlab.chaos.matrix import ANYWHERE, cells
@@ -143,7 +143,9 @@ def _follow(folder: Path, is_over: threading.Event) -> None:
         is_over.wait(_LOOK_S)
 
 
-def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
+def _tell(
+    result: CellResult, run: ChaosRun, unbroken: ChaosRun, *, is_own: bool
+) -> None:
     from distlab.chaos.judge import RECOVERED
 
     if result.status != RECOVERED:
@@ -178,7 +180,7 @@ def _tell(result: CellResult, run: Run, unbroken: Run, *, is_own: bool) -> None:
     show(lines)
 
 
-def _weights(run: Run) -> str:
+def _weights(run: ChaosRun) -> str:
     found = [line["weights"] for line in run.lines if line["what"] == "ended"]
     return str(found[0]) if found else ""
 

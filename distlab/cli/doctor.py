@@ -49,7 +49,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartUp:
     """Results of starting four ranks twice; `problem` is empty if all is fine."""
 
     first_s: float = 0.0  # with the import of torch, once per cluster
@@ -205,16 +205,16 @@ def check_state_folder(folder: Path | None) -> Finding:
     return Finding("progress", "ok", f"{folder.name} is writable")
 
 
-def check_start(start: Callable[[], Start]) -> Finding:
+def check_start(start: Callable[[], StartUp]) -> Finding:
     """Check that four ranks start, talk and agree, and time a warm start."""
     name = f"{NUM_RANKS} ranks"
     try:
         seen = start()
     except Exception as error:
-        seen = Start(problem=_brief(error))
+        seen = StartUp(problem=_brief(error))
     expected = [sum(range(1, NUM_RANKS + 1))] * NUM_RANKS
     if not seen.problem and list(seen.values) != expected:
-        seen = Start(
+        seen = StartUp(
             problem=f"they computed {list(seen.values)} instead of {expected[0]}"
         )
     if seen.problem:
@@ -371,7 +371,7 @@ def _state_folder() -> Path | None:
         return None
 
 
-def _start_twice() -> Start:
+def _start_twice() -> StartUp:
     from distlab.ranks import new_cluster
     from distlab.runner.selftest import all_agree
 
@@ -382,8 +382,8 @@ def _start_twice() -> Start:
         warm = cluster.run(all_agree, NUM_RANKS)
     for run in (first, warm):
         if run.outcome != "finished":
-            return Start(problem=run.explanation)
-    return Start(first_s, warm.seconds, warm.values)
+            return StartUp(problem=run.explanation)
+    return StartUp(first_s, warm.seconds, warm.values)
 
 
 def _brief(error: Exception) -> str:

@@ -29,7 +29,7 @@ def checkpoint_scope(*blocks: nn.Module) -> Iterator[list[nn.Module]]:
     A block may draw random numbers, run under autocast, and update buffers such as
     batch norm's. The second run sees the same state as the first, and its updates are
     discarded. A block may not be part of a DistributedDataParallel with
-    find_unused_parameters, for the reason that 2.5 explains.
+    find_unused_parameters; unit activation_checkpointing explains why.
 
     Raises:
         ValueError: there is no block, or in forward() a second tensor that you pass to

@@ -61,7 +61,7 @@ def save_checkpoint(
     """Save everything that a resume needs to be bit-equal on as many ranks; collective.
 
     `model` may be wrapped in data parallelism or not, and `optimizer` may be any of
-    torch's or the sharded one of 3.13. Pass everything else that has a state_dict(),
+    torch's or the course's sharded one. Pass everything else that has a state_dict(),
     such as a scheduler, a scaler or a sampler, as `parts`. We also save each rank's
     random numbers, the state of a compression hook, and whatever modules return from
     get_extra_state().

@@ -57,7 +57,7 @@ def init_process_group(
     variables that srun sets. A single process needs none of them. `backend` is "gloo",
     "nccl" or "tcp"; without it, we use the backend of `distlab.launch --backend`, or
     gloo. `timeout_s` limits every wait for another rank. Over "tcp" the ranks meet
-    through the store of 3.17.
+    through the store of unit process_group.
 
     Raises:
         ValueError: the backend doesn't exist, or a part of the rank or address is

@@ -139,7 +139,7 @@ def _model(options: Options, sets: ImageSets, comm: Comm) -> nn.Module:
 
 
 def _hook(name: str) -> Any:
-    """Return a compression hook of 4.10, 4.14 or 4.15, or one that we provide."""
+    """Return a hook of unit gradient_compression, or one that we provide."""
     if name == "none":
         return None
     if name in _HALF:
@@ -151,7 +151,7 @@ def _hook(name: str) -> Any:
 def _loader(
     options: Options, samples: Any, comm: Comm, size: int, *, shuffle: bool
 ) -> Any:
-    """Return the loader of 1.10 and 1.15, or one that decodes a folder of images."""
+    """Return the loader of unit data_loader, or one that decodes a folder of images."""
     if isinstance(samples, Images):
         return ImageLoader(
             samples,
@@ -218,7 +218,7 @@ def _autocast(
 def _evaluation(
     options: Options, sets: ImageSets, comm: Comm, engine: Wrapped
 ) -> Callable[[nn.Module], Any]:
-    """Return a function for exact metrics over all ranks' held-out samples: 1.13."""
+    """Return a function for exact metrics over all ranks' held-out samples."""
     held_out = _loader(options, sets.held_out, comm, HELD_OUT_BATCH, shuffle=False)
     prepare = _to_device(options, sets, comm.device)
 

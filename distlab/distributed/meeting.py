@@ -1,4 +1,4 @@
-"""Run the store of 3.17: rank 0's process keeps it, and every rank asks it.
+"""Run the course's own store: rank 0's process keeps it, and every rank asks it.
 
     torch's store    "meeting" = host|port|secret          written by rank 0
     Rendezvous       "tcp/0", "tcp/1", …                   where each rank listens
@@ -27,7 +27,7 @@ _KEY = "meeting"
 
 
 class RendezvousStore:
-    """A `Store` whose values the Rendezvous of 3.17 keeps, in one generation."""
+    """A `Store` whose values the course's Rendezvous keeps, in one generation."""
 
     def __init__(
         self, endpoint: TcpEndpoint, generation: int, timeout_s: float

@@ -1,10 +1,10 @@
 """Meet the other ranks of a job and open a communicator by any transport.
 
     every rank ─▶ torch's store at MASTER_ADDR:MASTER_PORT ─▶ gloo, NCCL: TorchComm
-    every rank ─▶ the same, for one address ─▶ Rendezvous of 3.17 ─▶ tcp: TcpComm
+    every rank ─▶ the same, for one address ─▶ the course's Rendezvous ─▶ tcp: TcpComm
 
 torchrun and `distlab.launch` keep torch's store in their own process; without them,
-rank 0 keeps it. Over TCP, the ranks use it only to find out where the store of 3.17
+rank 0 keeps it. Over TCP, the ranks use it only to find out where the course's store
 listens. They find each other through that one, and send everything else through
 TcpComm. Each transport in distlab.transports decides which of the two stores it uses.
 """
@@ -105,13 +105,13 @@ class _Meeting(Meeting):
         return self.store
 
     def own_store(self) -> tuple[Any, bytes]:
-        """Implement `Meeting.own_store`: the store of 3.17."""
+        """Implement `Meeting.own_store`: that of unit process_group."""
         keeper = meet(self.store, self.place, self.host, self.timeout_s)
         self._close = keeper.close
         return keeper.store, keeper.secret
 
     def close(self) -> None:
-        """Close the store of 3.17, if it was opened."""
+        """Close our own store, if it was opened."""
         if self._close is not None:
             self._close()
 

@@ -41,7 +41,7 @@ _BUCKETS = (
 )
 
 TABLE: dict[str, tuple[str, ...]] = {
-    # the group; over TCP, the ranks meet through the store of 3.17
+    # the group; over TCP, the ranks meet through the store of process_group
     "init_process_group": ("process_group.rendezvous",),
     "destroy_process_group": (),
     "is_initialized": (),
@@ -108,7 +108,7 @@ class UnitError(RuntimeError):
         init_process_group()
         try:
             all_reduce(torch.ones(3))
-        except UnitError as error:  # raised in the learner's 3.3, say
+        except UnitError as error:  # raised in the learner's ring, say
             print(error)
     """
 

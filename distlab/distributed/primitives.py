@@ -88,7 +88,7 @@ def all_reduce(
 ) -> Tensor:
     """Reduce `tensor` over all ranks, in place on every rank, and return it.
 
-    SUM and AVG use the ring of 3.3. MIN, MAX and PRODUCT instead gather all ranks'
+    SUM and AVG use unit ring_allreduce. MIN, MAX and PRODUCT instead gather all ranks'
     tensors and combine them in rank order, which sends n times the bytes.
 
     Raises:

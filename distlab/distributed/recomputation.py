@@ -1,6 +1,6 @@
 """Restore autocast and buffers when a block is recomputed.
 
-Activation checkpointing (unit 2.5) already replays the random numbers. Two more things
+Unit activation_checkpointing already replays the random numbers. Two more things
 differ between forward() and backward(): autocast has usually ended, and the block may
 have written to its buffers. Batch norm would count each step twice, and spectral norm
 would start from another vector. So we give the block copies of the buffers it started

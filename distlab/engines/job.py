@@ -30,7 +30,7 @@ from distlab.engines.schedules import is_scheduler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A training; ranks train copies of `model`, and `optimizer` is on the original."""
 
     model: Any
@@ -52,7 +52,7 @@ class Job:
     keeps_optimizer: bool = False
     """True if the outcome includes the optimizer's state."""
 
-    def with_copy(self) -> Job:
+    def with_copy(self) -> TrainingJob:
         """Return the job with copies of model and loss, and its optimizer on them.
 
         Raises:

@@ -28,7 +28,7 @@ import torch
 
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.job import Job, Outcome, first_line
+from distlab.engines.job import Outcome, TrainingJob, first_line
 from distlab.engines.outside import engine
 from distlab.engines.start import expect_no_profiler
 from distlab.engines.strategies import register_strategy
@@ -38,7 +38,7 @@ OBJECT_STORE_BYTES = 100 << 20  # Ray's own default takes a third of the memory
 ANSWER_S = 5.0
 
 
-def train_on_ray(job: Job, address: str | None) -> Outcome:
+def train_on_ray(job: TrainingJob, address: str | None) -> Outcome:
     """Train `job` on ranks that Ray starts.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
 from distlab.engines.history import EpochRow
-from distlab.engines.job import Job
+from distlab.engines.job import TrainingJob
 from distlab.monitor import Monitor, Sink, StepRecord
 from distlab.monitor.extras import needed
 from distlab.monitor.sinks import announced, num_restarts, open_sinks
@@ -26,7 +26,7 @@ class Records:
         ModuleNotFoundError: MLflow or TensorBoard isn't installed.
     """
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: TrainingJob, rank: int) -> None:
         sinks = make_sinks(job) if rank == 0 else []
         self._config = job.config
         self._monitor = Monitor(job.config.world_size, sinks)
@@ -111,7 +111,7 @@ def line_of(row: EpochRow, num_epochs: int) -> str:
     return "  ".join([*words, f"{row.throughput:.0f} samples/s"])
 
 
-def make_sinks(job: Job) -> list[Sink]:
+def make_sinks(job: TrainingJob) -> list[Sink]:
     """Create the sinks that the configuration names."""
     sinks: list[Sink] = []
     if job.config.tensorboard:

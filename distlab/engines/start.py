@@ -22,13 +22,13 @@ from distlab.engines import job as jobs
 from distlab.engines import rank as ranks
 from distlab.engines.config import DistributedConfig
 from distlab.engines.expect import EngineError
-from distlab.engines.job import Job, Outcome
+from distlab.engines.job import Outcome, TrainingJob
 from distlab.engines.strategies import Starter, is_rank
 from distlab.engines.worker import train
 from distlab.launch import LaunchError, launch_distributed_training, rank_environment
 
 
-def run(job: Job, starter: Starter | None = None) -> Outcome:
+def run(job: TrainingJob, starter: Starter | None = None) -> Outcome:
     """Train `job` on its ranks; this process may or may not be one of them.
 
     Raises:
@@ -46,7 +46,7 @@ def run(job: Job, starter: Starter | None = None) -> Outcome:
     return start(job, starter or launch_ranks)
 
 
-def take_part(job: Job, starter: Starter | None = None) -> Outcome:
+def take_part(job: TrainingJob, starter: Starter | None = None) -> Outcome:
     """Train as one rank of the job that this process belongs to; collective."""
     with job_of_launcher():
         return train(job)
@@ -73,7 +73,7 @@ def job_of_launcher() -> Iterator[None]:
             del os.environ[name]
 
 
-def start(job: Job, starter: Starter) -> Outcome:
+def start(job: TrainingJob, starter: Starter) -> Outcome:
     """Start other processes for all ranks of `job`, and wait for them.
 
     Raises:

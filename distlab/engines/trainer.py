@@ -22,7 +22,7 @@ from distlab.engines.config import FOLDERS, config_from
 from distlab.engines.deepspeed_config import optimizer_in, scheduler_in
 from distlab.engines.expect import EngineError, expect_int
 from distlab.engines.history import History
-from distlab.engines.job import Job, Outcome
+from distlab.engines.job import Outcome, TrainingJob
 from distlab.engines.loaders import Loading, read_loader
 from distlab.engines.losses import own_parameters
 from distlab.engines.optimizers import (
@@ -245,7 +245,7 @@ class Trainer:
                 "optimizer or a function that makes one"
             )
 
-    def _run(self, job: Job) -> Outcome:
+    def _run(self, job: TrainingJob) -> Outcome:
         entry = find_strategy(job.config.backend)
         if entry.train is not None and not is_rank():
             outcome: Outcome = entry.train(job, self.address)
@@ -265,7 +265,7 @@ class Trainer:
         val_loader: Any,
         given: dict[str, Any],
         max_steps: int | None,
-    ) -> Job:
+    ) -> TrainingJob:
         changes = {name: value for name, value in given.items() if value is not None}
         config = replace(self.config, **changes)
         if config.checkpoint_frequency > 1 and config.checkpoint_dir is None:
@@ -292,7 +292,7 @@ class Trainer:
         if val_loader is not None:
             val = self._loading(val_loader, None, "val_loader")
         train = self._loading(train_loader, config.batch_size, "train_loader")
-        return Job(
+        return TrainingJob(
             model=self._sent(train),
             loss=self.loss,
             optimizer=self.optimizer,

@@ -26,7 +26,7 @@ from distlab.engines.callbacks import Callback, Profile, Training
 from distlab.engines.config import DistributedConfig, with_world_size
 from distlab.engines.expect import EngineError, expect_float32
 from distlab.engines.history import EpochRow, History
-from distlab.engines.job import Job, Outcome
+from distlab.engines.job import Outcome, TrainingJob
 from distlab.engines.loaders import DrawnOrder, Loading, set_epoch
 from distlab.engines.randomness import random_numbers_kept, seed_all, seed_of
 from distlab.engines.records import Records
@@ -41,7 +41,7 @@ IN_AN_EPOCH = ("max_steps", "max_cost")  # these end a training within an epoch
 CALLBACK = "callback"  # this does so, or ends it after an epoch
 
 
-def train(job: Job, strategy: Strategy | None = None) -> Outcome:
+def train(job: TrainingJob, strategy: Strategy | None = None) -> Outcome:
     """Train `job` as this process's rank, which its environment names; collective.
 
     Raises:
@@ -70,7 +70,7 @@ def train(job: Job, strategy: Strategy | None = None) -> Outcome:
 class TrainingLoop:
     """Loops over the epochs and steps of one rank."""
 
-    def __init__(self, job: Job, strategy: Strategy, records: Records) -> None:
+    def __init__(self, job: TrainingJob, strategy: Strategy, records: Records) -> None:
         self.job, self.strategy, self.records = job, strategy, records
         self.config: DistributedConfig = job.config
         self.rates = rates_of(strategy.rates(), self.config.learning_rate)

@@ -3,12 +3,12 @@
 config      LaunchConfig and its checks; slurm: settings that srun makes
 arguments   the command line
 launcher    DistributedLauncher: one agent per node, and its loop
-decisions   task 3.18 decides: the learner's Launcher, or the reference's
+decisions   process_group.launch decides: the learner's Launcher, or the reference's
 ranks       the processes of this node; boot: the program that each of them runs first
 logs        rank_<r>.log, and the terminal; report: messages about failures
 streams     its own output; interrupts: Ctrl-C before there are ranks
 stores      the store at MASTER_PORT, kept by an agent, which isn't a rank
-nodes       how agents on several nodes meet through task 3.17
+nodes       how agents on several nodes meet through process_group.rendezvous
 hub         node 0's agent if all ranks restart; follower: that of every other node
 agent       node 0's agent under --standby and --elastic; host: a node's processes;
             hosts: those of all nodes

@@ -1,6 +1,6 @@
 """Replace ranks that die while the others stay: the agent of --standby and --elastic.
 
-    processes ── ready, joined, formed ──▶ agent ──▶ 4.6 detect ──▶ 4.7 Supervisor
+    processes ── ready, joined, formed ──▶ agent ──▶ detect ──▶ Supervisor
     processes ◀── regroup, go, signals ─── agent ◀── Start, Signal, Form, Finish
 
 The agent keeps the store, the generation and the budget, and isn't a rank. On several

@@ -1,4 +1,4 @@
-"""Let task 4.9 decide under --elastic MIN:MAX, the learner's or the reference's.
+"""Let elastic.resize decide under --elastic MIN:MAX, the learner's or the reference's.
 
 Processes become members, and the Membership's answers become the agent's actions. We
 decide here how many processes there are: MAX at first, and then a new one for each that

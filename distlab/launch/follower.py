@@ -20,7 +20,7 @@ from distlab.launch.forked import Heard
 from distlab.launch.host import LOOK_S, Host, Looked, as_words
 from distlab.launch.hub import Say
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log, Terminal, open_another
+from distlab.launch.logs import RankLog, Terminal, open_another
 from distlab.launch.nodes import ALIVE_S, Client, StaleError
 from distlab.launch.ranks import Meeting, Ranks
 from distlab.launch.report import PREFIX, Gone, interrupted
@@ -68,7 +68,7 @@ class Follower:
         config: LaunchConfig,
         *,
         ranks: Ranks | Host,
-        logs: dict[int, Log],
+        logs: dict[int, RankLog],
         terminal: Terminal,
         inbox: Inbox,
         say: Say,

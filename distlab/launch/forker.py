@@ -36,7 +36,7 @@ Handlers = Mapping[int, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ForkedJob:
     """The program that a forked process should run."""
 
     program: list[str]
@@ -47,7 +47,9 @@ class Job:
 class Forker(ForkServer):
     """Forks the processes of one agent; in each of them, `serve` returns its job."""
 
-    def __init__(self, agent: socket.socket, job: Job, handlers: Handlers) -> None:
+    def __init__(
+        self, agent: socket.socket, job: ForkedJob, handlers: Handlers
+    ) -> None:
         super().__init__(agent)
         self._job, self._handlers = job, handlers
         self._numbers: dict[int, int] = {}  # of the processes, by pid
@@ -56,7 +58,7 @@ class Forker(ForkServer):
         """Return what the agent is told when forks are possible."""
         return json.dumps({"up": os.getpid()}).encode()
 
-    def handle(self) -> Job | None:
+    def handle(self) -> ForkedJob | None:
         """Read a request and do it; in a forked process, return its job."""
         packet, descriptors, _, _ = socket.recv_fds(self.parent, PACKET, 8)
         if not packet:
@@ -86,7 +88,7 @@ class Forker(ForkServer):
                     if which != signal.SIGKILL and is_stopped(pid):
                         os.kill(pid, signal.SIGCONT)
 
-    def _become(self, request: dict[str, Any], descriptors: list[int]) -> Job:
+    def _become(self, request: dict[str, Any], descriptors: list[int]) -> ForkedJob:
         for number, handler in self._handlers.items():  # under nohup one is ignored
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS)
@@ -113,7 +115,7 @@ class Forker(ForkServer):
         self.tell(json.dumps(words).encode())
 
 
-def run(job: Job) -> None:
+def run(job: ForkedJob) -> None:
     """Run the script as its own program."""
     os.environ.clear()
     os.environ.update(job.environment)
@@ -137,6 +139,6 @@ def main(arguments: list[str], handlers: Handlers) -> None:
     die_with_parent()
     descriptor, job_file, *modules = arguments
     with open(int(job_file), "rb") as file:
-        job = Job(**json.load(file))
+        job = ForkedJob(**json.load(file))
     preload(modules)
     run(Forker(socket.socket(fileno=int(descriptor)), job, handlers).serve())

@@ -23,7 +23,7 @@ from distlab.given.recovery import COMPUTE
 from distlab.launch.config import LaunchConfig
 from distlab.launch.control import Words
 from distlab.launch.forked import Exited, Forked, Heard
-from distlab.launch.logs import Log, Terminal, open_another
+from distlab.launch.logs import RankLog, Terminal, open_another
 from distlab.launch.pages import Page
 from distlab.launch.ranks import Meeting, node_name, rank_variables
 from distlab.launch.report import NUM_LINES, Gone
@@ -54,7 +54,7 @@ class Looked:
 @dataclass
 class _Process:
     page: Page
-    log: Log
+    log: RankLog
     rank: int | None = None
 
 
@@ -65,7 +65,7 @@ class Host:
         self,
         config: LaunchConfig,
         program: Sequence[str],
-        logs: dict[int, Log],
+        logs: dict[int, RankLog],
         terminal: Terminal,
     ) -> None:
         self._config, self._program = config, program
@@ -93,7 +93,7 @@ class Host:
     def start(self, number: int) -> None:
         """Start a process."""
         assert self._forked is not None
-        log = Log(number, self._folder, name=f"process_{number}.log")
+        log = RankLog(number, self._folder, name=f"process_{number}.log")
         page = Page.new()
         self._processes[number] = _Process(page, log)
         error_file = str(log.error_file.absolute())

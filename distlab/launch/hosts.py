@@ -18,7 +18,7 @@ from distlab.launch.control import Words
 from distlab.launch.host import Host, as_event
 from distlab.launch.nodes import NodeCame, NodeLost, Said
 from distlab.launch.report import Gone
-from distlab.launch.stage import Stage
+from distlab.launch.stage import OtherNodes
 from distlab.launch.stores import Store
 
 
@@ -30,7 +30,7 @@ class Hosts:
         config: LaunchConfig,
         own: Host,
         store: Store,
-        stage: Stage | None,
+        stage: OtherNodes | None,
         say: Callable[[str], None],
     ) -> None:
         self._config, self._own, self._store = config, own, store

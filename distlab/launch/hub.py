@@ -1,4 +1,4 @@
-"""Ask task 3.18 what to do, and make all nodes do it: the agent of node 0."""
+"""The agent of node 0: ask the Launcher what to do, and make all nodes do it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distlab.launch.decisions import LAUNCH, Decisions
 from distlab.launch.hangs import Hangs
 from distlab.launch.host import as_event
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log, Terminal
+from distlab.launch.logs import RankLog, Terminal
 from distlab.launch.nodes import NodeLost, Said
 from distlab.launch.ranks import Meeting, Ranks
 from distlab.launch.records import timestamp, write_error_file
@@ -40,7 +40,7 @@ from distlab.launch.report import (
     not_restarting,
     restarting,
 )
-from distlab.launch.stage import Stage
+from distlab.launch.stage import OtherNodes
 from distlab.launch.stores import Store
 from distlab.recorder.recorder import FAILED
 
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 class Hub:
-    """Drives a launcher of task 3.18 with the ranks of all nodes."""
+    """Drives a launcher of process_group.launch with the ranks of all nodes."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Hub:
         decisions: Decisions,
         *,
         ranks: Ranks,
-        logs: dict[int, Log],
+        logs: dict[int, RankLog],
         terminal: Terminal,
         inbox: Inbox,
         store: Store,
-        stage: Stage | None,
+        stage: OtherNodes | None,
         say: Say,
         hangs: Hangs | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Hub:
 
         Raises:
             LaunchError: we can't start the ranks.
-            DecisionError: the launcher of task 3.18 has a mistake.
+            DecisionError: the learner's Launcher has a mistake.
         """
         events: list[object] = [Begin()]
         while True:
@@ -223,7 +223,7 @@ class Hub:
             others = [rank for rank in ranks if rank not in self._logs]
             self._stage.start(others, meeting)
 
-    def _met(self, stage: Stage, ranks: list[int]) -> list[int]:
+    def _met(self, stage: OtherNodes, ranks: list[int]) -> list[int]:
         """Return the ranks to start once the nodes have met; none after a signal."""
         self._say(stage.waiting())
         if stage.meet(self._generation):

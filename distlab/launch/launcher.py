@@ -1,6 +1,6 @@
 """Run one launch: an agent, which isn't a rank, and the ranks of this node.
 
-    agent of node 0       keeps the store, asks task 3.18 what to do        hub
+    agent of node 0       keeps the store, asks the Launcher what to do     hub
     agents of others      do what node 0 says                               follower
 
 Example: `launch_distributed_training("train.py", "--epochs", "3", nproc_per_node=4)`
@@ -27,13 +27,13 @@ from distlab.launch.host import Host
 from distlab.launch.hosts import Hosts
 from distlab.launch.hub import Hub, Say
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Folder, Log, Terminal, open_logs
+from distlab.launch.logs import Folder, RankLog, Terminal, open_logs
 from distlab.launch.monitored import Monitored
 from distlab.launch.numbering import numbered
 from distlab.launch.ranks import Ranks, command_for, with_own_name
 from distlab.launch.recovery_decisions import RecoveryDecisions
 from distlab.launch.report import PREFIX
-from distlab.launch.stage import Stage
+from distlab.launch.stage import OtherNodes
 from distlab.launch.stores import Store, open_store
 from distlab.launch.streams import tell
 from distlab.processes.tree import become_subreaper, stop_being_subreaper
@@ -60,7 +60,7 @@ class DistributedLauncher:
         Raises:
             LaunchError: the launch can't start, for example because the script doesn't
                 exist or a port is in use.
-            DecisionError: the code of task 3.17 or 3.18 has a mistake.
+            DecisionError: the code of unit process_group has a mistake.
         """
         expect_program(str(script), self.config.run_as)
         expect_resources(self.config)
@@ -157,7 +157,7 @@ def _agent(
     config: LaunchConfig,
     host: Host,
     store: Store,
-    stage: Stage | None,
+    stage: OtherNodes | None,
     terminal: Terminal,
     inbox: Inbox,
 ) -> Agent:
@@ -188,7 +188,7 @@ def _open(
     inbox: Inbox,
     stack: contextlib.ExitStack,
     listener: socket.socket | None,
-) -> tuple[Store, Stage | None]:
+) -> tuple[Store, OtherNodes | None]:
     """Open node 0's ports, for the store and for the agents to meet."""
     stage = None
     tasks = [LAUNCH, RENDEZVOUS] if config.nnodes > 1 else [LAUNCH]
@@ -196,7 +196,7 @@ def _open(
         _say(f"{PREFIX} with your {' and '.join(own)}\n")
     if config.nnodes > 1:
         rendezvous = decisions.rendezvous(config.nnodes)
-        stage = Stage(config, rendezvous, inbox, listener)
+        stage = OtherNodes(config, rendezvous, inbox, listener)
         stack.callback(stage.close)
     store = open_store(config)
     stack.callback(store.close)
@@ -205,7 +205,7 @@ def _open(
 
 def _logs(
     config: LaunchConfig, folder: Folder, stack: contextlib.ExitStack
-) -> dict[int, Log]:
+) -> dict[int, RankLog]:
     first = config.node * config.num_on_node
     logs = open_logs(
         folder,
@@ -228,7 +228,7 @@ def _close(terminal: Terminal, folder: Folder) -> None:
 
 
 def _with_farewell(
-    agent: Hub | Agent, stage: Stage | None, ranks: Ranks | Host, inbox: Inbox
+    agent: Hub | Agent, stage: OtherNodes | None, ranks: Ranks | Host, inbox: Inbox
 ) -> int:
     try:
         return agent.run()

@@ -145,7 +145,7 @@ class Stream:
         os.close(self._read)
 
 
-class Log:
+class RankLog:
     """The log file of one rank, or two with separate streams; a restart appends to it.
 
     `is_new` clears what an earlier launch has left in it. `is_kept` means that the file
@@ -225,7 +225,7 @@ class Terminal:
 
     def __init__(
         self,
-        logs: Mapping[int, Log],
+        logs: Mapping[int, RankLog],
         show: Callable[[str], None],
         output: Output | None = None,
         *,
@@ -306,7 +306,7 @@ class Terminal:
             for stream in self._logs[rank].streams:
                 self._show_lines(self._logs[rank], stream, stream.rest())
 
-    def _show_lines(self, log: Log, stream: Stream, lines: list[bytes]) -> None:
+    def _show_lines(self, log: RankLog, stream: Stream, lines: list[bytes]) -> None:
         if not lines:
             return
         local_rank = self._local_rank(log.rank)
@@ -317,7 +317,9 @@ class Terminal:
         if self._output.shows(local_rank, stream.kind):
             self._show("".join(f"{prefix}{_as_text(line)}\n" for line in lines))
 
-    def _say_what_is_left_out(self, log: Log, stream: Stream, num_bytes: int) -> None:
+    def _say_what_is_left_out(
+        self, log: RankLog, stream: Stream, num_bytes: int
+    ) -> None:
         if stream.path not in self.left_out:
             self.left_out.append(stream.path)
         local_rank = self._local_rank(log.rank)
@@ -350,17 +352,17 @@ class Folder:
 
 def open_logs(
     folder: Folder, ranks: Sequence[int], is_split: Callable[[int], bool]
-) -> dict[int, Log]:
+) -> dict[int, RankLog]:
     """Open empty logs for these ranks; create the folder if necessary.
 
     Raises:
         LaunchError: we can't write them.
     """
-    logs: dict[int, Log] = {}
+    logs: dict[int, RankLog] = {}
     with _writing(folder.path), contextlib.ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
-            logs[rank] = Log(
+            logs[rank] = RankLog(
                 rank, folder.path, is_split=is_split(rank), is_kept=folder.is_kept
             )
             stack.callback(logs[rank].close)
@@ -369,11 +371,11 @@ def open_logs(
 
 
 def open_another(
-    logs: dict[int, Log], rank: int, folder: Path, *, is_split: bool = False
+    logs: dict[int, RankLog], rank: int, folder: Path, *, is_split: bool = False
 ) -> None:
     """Open the log of a rank that has moved here from another node."""
     is_kept = all(log.is_kept for log in logs.values())
-    logs[rank] = Log(rank, folder, is_new=False, is_split=is_split, is_kept=is_kept)
+    logs[rank] = RankLog(rank, folder, is_new=False, is_split=is_split, is_kept=is_kept)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Let agents of several nodes meet and talk through task 3.17's rendezvous.
+"""Let agents of several nodes meet and talk through process_group.rendezvous.
 
 The agent of node 0 serves a Rendezvous at master_addr:master_port, and every agent,
 including node 0's own, is a client. Each generation of the launcher is a generation of
@@ -185,7 +185,7 @@ class Client:
         Raises:
             StaleError: the rendezvous refuses the request.
             GoneError, TimeoutError, OSError: node 0 has ended, or can't be reached.
-            RuntimeError: the code of task 3.17 raised an error.
+            RuntimeError: process_group.rendezvous raised an error.
         """
         message = json.dumps({"op": op, "generation": generation, **fields})
         answer = json.loads(self._caller.call(message.encode(), until))
@@ -226,7 +226,7 @@ class Hall:
         self._thread.start()
 
     def handle(self, peer: int, message: bytes) -> bytes | None:
-        """Handle a request with task 3.17, and remember who sent it."""
+        """Handle a request with the Rendezvous, and remember who sent it."""
         if json.loads(message)["op"] == _SEAT:
             return self._seat()
         try:

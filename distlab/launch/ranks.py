@@ -25,7 +25,7 @@ from distlab.launch import boot
 from distlab.launch.config import LaunchConfig, LaunchError
 from distlab.launch.hangs import Hangs
 from distlab.launch.interfaces import interface_to
-from distlab.launch.logs import Log, Terminal
+from distlab.launch.logs import RankLog, Terminal
 from distlab.launch.monitored import Monitored
 from distlab.launch.records import ERROR_FILE
 from distlab.launch.report import NUM_LINES, Gone
@@ -57,7 +57,7 @@ class Ranks:
         self,
         config: LaunchConfig,
         command: Sequence[str],
-        logs: Mapping[int, Log],
+        logs: Mapping[int, RankLog],
         terminal: Terminal,
         inbox: SimpleQueue[object],
         monitored: Monitored | None = None,

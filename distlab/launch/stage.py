@@ -23,7 +23,7 @@ FAREWELL_S = 10.0  # that the other agents may take to have heard the end
 _LOOK_S = 0.02
 
 
-class Stage:
+class OtherNodes:
     """All other nodes, as node 0's agent sees them."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Stage:
             return
         key = f"do/{self._hall.names[node]}/{self._num_told.get(node, 0)}"
         self._num_told[node] = self._num_told.get(node, 0) + 1
-        # What task 3.17 raises is in the inbox: see Hall.
+        # What the Rendezvous raises is in the inbox: see Hall.
         with contextlib.suppress(StaleError, GoneError, OSError, RuntimeError):
             self._ask("set", key=key, value=json.dumps(words))
 

@@ -1,4 +1,4 @@
-"""Name the ranks that the records point at, as the unit `monitoring` (4.2) sees it.
+"""Name the ranks that the records point at, as monitoring.suspects sees it.
 
     rank_0.jsonl  step 10   20   30   40 ┐   a row: the records of all ranks of the
     rank_1.jsonl  step 10   20   30   40 ┘   same steps, one Record of the unit each

@@ -62,7 +62,7 @@ class Played:
     step_s: float
     collectives: Collectives
     messages: int
-    stage: Stage
+    stage: RankWork
 
 
 def play(
@@ -78,7 +78,7 @@ def play(
     layout = plan.layout
     require_room(layout.num_gpus)
     collectives, messages = _collectives(unit, question, layout)
-    stage = Stage.of(unit, question, plan, collectives)
+    stage = RankWork.of(unit, question, plan, collectives)
     done = run(
         partial(_step, stage=stage, pipeline=pipeline),
         layout.num_gpus,
@@ -268,7 +268,7 @@ def _sized(num_bytes: float) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class RankWork:
     """The work of one rank; seconds are for one layer of one microbatch."""
 
     pipeline: int
@@ -289,7 +289,7 @@ class Stage:
     @staticmethod
     def of(
         unit: ModuleType, question: Question, plan: Plan, collectives: Collectives
-    ) -> Stage:
+    ) -> RankWork:
         """Return the stage of every rank: the formulas give all the slowest one's."""
         model, batch, cluster = question.model, question.batch, question.cluster
         layout = plan.layout
@@ -297,7 +297,7 @@ class Stage:
         forward_s, backward_s = unit.pass_times(model, layout, batch, cluster)
         width = layout.tokens(batch) * model.hidden * batch.precision.activations
         split = layout.tensor if layout.sequence_parallel else 1
-        return Stage(
+        return RankWork(
             pipeline=layout.pipeline,
             chunks=layout.chunks,
             zero=layout.zero_stage if layout.shards > 1 else -1,
@@ -324,7 +324,7 @@ class _Streams:
     so far in which other messages held this stream up.
     """
 
-    def __init__(self, clock: Any, stage: Stage) -> None:
+    def __init__(self, clock: Any, stage: RankWork) -> None:
         self._clock, self._stage, self._zero = clock, stage, stage.zero
         self._wires_free_s = self._paused_s = 0.0
         self._arrival_s: float | None = None  # of the next layer's weights
@@ -380,7 +380,7 @@ class _Streams:
 
 
 def _step(
-    context: RankContext, stage: Stage, pipeline: ModuleType
+    context: RankContext, stage: RankWork, pipeline: ModuleType
 ) -> tuple[float, int]:
     """Run a rank's schedule; return the time at its end and the messages sent."""
     comm, p = context.comm, stage.pipeline

@@ -29,7 +29,7 @@ import pytest
 from distlab.launch import control
 from distlab.launch.control import CONTROL
 from distlab.launch.pages import PAGE
-from distlab.pytest_plugin.job import Job
+from distlab.pytest_plugin.job import RankedTest
 from distlab.recorder.frames import is_users
 
 SHOW = getattr(signal, "SIGUSR2", signal.SIGTERM)  # real ranks are on Linux
@@ -67,7 +67,7 @@ def _stay(end: socket.socket) -> None:
     os._exit(0)  # to take torch and gloo down in order would need most of a second
 
 
-def _call(job: Job) -> None:
+def _call(job: RankedTest) -> None:
     import torch.distributed as dist
 
     with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def _pattern(given: Any) -> str:
     return getattr(given, "pattern", given) or ""
 
 
-def called(job: Job, rank: int) -> tuple[Any, list[Any]]:
+def called(job: RankedTest, rank: int) -> tuple[Any, list[Any]]:
     """Return the body with its own copies of its arguments, and filters of warnings."""
     instance, values, filters = pickle.loads(job.values)
     values |= dict.fromkeys(job.rank_names, rank)
@@ -105,7 +105,7 @@ def called(job: Job, rank: int) -> tuple[Any, list[Any]]:
     return lambda: function(**values), filters
 
 
-def load(job: Job) -> ModuleType:
+def load(job: RankedTest) -> ModuleType:
     """Import the test's module under the name that it has in pytest's process."""
     if job.module in sys.modules:
         return sys.modules[job.module]
@@ -138,7 +138,7 @@ class _Rewriting(SourceFileLoader):
         return compile(tree, self.path, "exec", dont_inherit=True)
 
 
-def words_of(job: Job, error: BaseException) -> dict[str, Any]:
+def words_of(job: RankedTest, error: BaseException) -> dict[str, Any]:
     """Describe how a body ended that raised; all values are plain data."""
     for outcome, kind in (
         ("skipped", pytest.skip.Exception),

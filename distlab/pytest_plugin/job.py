@@ -35,7 +35,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankedTest:
     """A test's body and its surroundings, as plain data that every process can read.
 
     `values` is a pickle of the instance of the test's class (or None), the arguments
@@ -95,7 +95,7 @@ def wanted(marker: pytest.Mark, timeout: str) -> Setting:
     return Setting(world_size=n, simulated=simulated, timeout_s=timeout_s)
 
 
-def job_of(item: pytest.Function) -> Job:
+def job_of(item: pytest.Function) -> RankedTest:
     """Describe the test's body so that another process can call it."""
     values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     rank_names = tuple(name for name, value in values.items() if value is THIS_RANK)
@@ -104,7 +104,7 @@ def job_of(item: pytest.Function) -> Job:
         _require_picklable(f"the argument {name!r}", value)
     _require_picklable("the test's object", item.instance)
     option = item.config.option
-    return Job(
+    return RankedTest(
         module=item.module.__name__,
         file=str(item.path),
         function=item.originalname,

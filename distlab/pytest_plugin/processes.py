@@ -27,7 +27,7 @@ from distlab.launch.forked import PRELOADED, Exited, Forked
 from distlab.launch.ranks import Meeting, rank_variables
 from distlab.launch.stores import Store
 from distlab.pytest_plugin.body import SHOW
-from distlab.pytest_plugin.job import Job, Setting
+from distlab.pytest_plugin.job import RankedTest, Setting
 from distlab.pytest_plugin.told import Result
 from distlab.recorder.agreement import remove
 from distlab.recorder.attach import variables as recording
@@ -55,7 +55,7 @@ class Processes:
         if forked is not None:
             forked.close()
 
-    def run(self, job: Job, setting: Setting) -> Result:
+    def run(self, job: RankedTest, setting: Setting) -> Result:
         """Call the body on `setting.world_size` ranks until the test is decided."""
         try:
             forked = self._start()
@@ -85,7 +85,9 @@ class Processes:
 class _Test:
     """The ranks of one test, from their start until none is left."""
 
-    def __init__(self, forked: Forked, first: int, job: Job, setting: Setting) -> None:
+    def __init__(
+        self, forked: Forked, first: int, job: RankedTest, setting: Setting
+    ) -> None:
         self._forked, self._first, self._setting = forked, first, setting
         self._job, self._size = job, setting.world_size
         self._result = Result(world_size=self._size)

@@ -12,13 +12,13 @@ import pytest
 from distlab.flight import find_hang, page
 from distlab.flight.simulated import records_of
 from distlab.pytest_plugin.body import called, words_of
-from distlab.pytest_plugin.job import Job, Setting
+from distlab.pytest_plugin.job import RankedTest, Setting
 from distlab.pytest_plugin.told import Result
 from distlab.runner import RunnerError
 from distlab.sim import torch as sim_torch
 
 
-def run(job: Job, setting: Setting) -> Result:
+def run(job: RankedTest, setting: Setting) -> Result:
     """Call the body on `setting.world_size` simulated ranks.
 
     Each has its own copies of the arguments, as real ranks do. What a module keeps is

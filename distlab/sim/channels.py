@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distlab.comm import ANY
 from distlab.sim.collectives import Collectives, HoldsBack
-from distlab.sim.kernel import Fiber, Flight, Kernel, Lost
+from distlab.sim.kernel import Fiber, Flight, GaveUp, Kernel
 from distlab.sim.messages import Fields, Message, deliver, move
 from distlab.sim.net.links import Ports, Wires
 from distlab.sim.payload import Sized
@@ -251,7 +251,7 @@ class Group:
             for end in [end for end in queue if rank in (end.owner, end.peer)]:
                 queue.remove(end)
                 if not end.done:  # an eager send is through, whatever happens to it
-                    self.kernel.end(end, Lost())
+                    self.kernel.end(end, GaveUp())
 
     def reap(self, rank: int) -> None:
         """Remove a dead rank of the world from this group and all subgroups."""
@@ -264,7 +264,7 @@ class Group:
 
     def _is_lost(self, end: End) -> bool:
         if end.owner in self.gone or end.peer in self.gone:
-            self.kernel.end(end, Lost())
+            self.kernel.end(end, GaveUp())
             return True
         return False
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distlab.comm import ReduceOp
 from distlab.sim.broadcast import Tree
-from distlab.sim.kernel import Flight, Kernel, Lost
+from distlab.sim.kernel import Flight, GaveUp, Kernel
 from distlab.sim.net.links import Wires
 from distlab.sim.payload import Sized
 
@@ -91,7 +91,7 @@ class Collectives:
         members[owner] = (part, meeting)
         kernel = self._kernel
         if self._gone:
-            kernel.end(meeting, Lost())
+            kernel.end(meeting, GaveUp())
         elif len(members) == len(self._members) and self._acts(index) == 1:
             num_bytes = part.sent.nbytes if part.sent is not None else 0
             op, n = part.act[0], len(members)
@@ -108,7 +108,7 @@ class Collectives:
         for members in self._open.values():
             for _, meeting in members.values():
                 if not meeting.done:
-                    self._kernel.end(meeting, Lost())
+                    self._kernel.end(meeting, GaveUp())
 
     def awaited(self, owner: int, index: int) -> tuple[int, ...]:
         """Return the members that haven't arrived, or are in another collective."""

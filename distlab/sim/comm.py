@@ -27,7 +27,7 @@ from distlab.comm._started import later_or_now
 from distlab.sim.channels import End, Group
 from distlab.sim.collectives import Act, Part
 from distlab.sim.fast import FastExchange
-from distlab.sim.kernel import Fiber, Flight, Lost
+from distlab.sim.kernel import Fiber, Flight, GaveUp
 from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.routes import Route, SimWork, can_travel, look_closer
 
@@ -318,7 +318,7 @@ class SimComm(FastExchange):
         """Raise the reason why a flight that the rank awaited didn't succeed."""
         if not in_time and isinstance(flight, End):
             self.abort_group()  # as on gloo: who gives up closes its connections
-        if in_time and not isinstance(flight.error, Lost):
+        if in_time and not isinstance(flight.error, GaveUp):
             assert flight.error is not None
             raise flight.error
         waited_s = (self.group.kernel.now_ps - since_ps) / PS

@@ -40,7 +40,7 @@ _OBJECTS = 50_000  # made before Python looks for those that can go
 _PATIENCE = 100  # calls after the end of a run that a rank is allowed to catch
 
 
-class Lost(Exception):  # noqa: N818 - never raised: it marks a flight without a peer
+class GaveUp(Exception):  # noqa: N818 - never raised: it marks a flight without a peer
     """Raised if the other side has given up its part in the group."""
 
 

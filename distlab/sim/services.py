@@ -22,7 +22,7 @@ from distlab.sim.clocks import ServiceClock
 from distlab.sim.conditions import Conditions
 from distlab.sim.disk import DiskCrash
 from distlab.sim.faults import STORE, Node, node_words
-from distlab.sim.kernel import Flight, Lost
+from distlab.sim.kernel import Flight, GaveUp
 from distlab.sim.net.links import PS, picoseconds
 from distlab.sim.nodes import Nodes
 
@@ -122,7 +122,7 @@ class Services:
             self.asked.pop(question, None)
         if in_time and question.error is None:
             return question.reply
-        if in_time and question.error and not isinstance(question.error, Lost):
+        if in_time and question.error and not isinstance(question.error, GaveUp):
             raise question.error
         waited_s = (kernel.now_ps - started) / PS
         raise PeerLost(rank, step, question.peer, waited_s)
@@ -137,7 +137,7 @@ class Services:
             self.when_store_crashes()
         for question in list(self.asked):
             if question.peer == node and not question.done:
-                self.kernel.end(question, Lost())
+                self.kernel.end(question, GaveUp())
         if isinstance(node, int):
             self._gone(node)
 
@@ -159,7 +159,7 @@ class Services:
         """Handle a message that has arrived at its peer."""
         peer = question.peer
         if peer in self.nodes.down:
-            self.post(peer, request.peer, 0, lambda: end(self, question, Lost()))
+            self.post(peer, request.peer, 0, lambda: end(self, question, GaveUp()))
         elif peer in self.desks:
             self.desks[peer].take(question, request)
         elif isinstance(peer, int):

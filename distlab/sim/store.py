@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distlab.sim.faults import STORE
-from distlab.sim.kernel import Lost
+from distlab.sim.kernel import GaveUp
 from distlab.sim.services import Question, Services, end
 
 _HEAD_BYTES = 16  # what a request has besides its key and value
@@ -117,7 +117,7 @@ class SimStore:
 
         def arrive() -> None:
             if STORE in services.nodes.down:
-                end(services, question, Lost())
+                end(services, question, GaveUp())
             elif is_ready():
                 answer()
             else:

@@ -152,7 +152,7 @@ class Walkthrough(Ranks):
     def segments(
         self, latency_us: float, sizes_kib: Sequence[int], num_bytes: int = 2**22
     ) -> Rows:
-        """Return virtual µs of the pipelined ring and that of 3.3, by segment size."""
+        """Return virtual µs of both rings, pipelined and plain, by segment size."""
         seconds: list[dict[str, float]] = self.run(
             "ring_allreduce",
             1,

@@ -13,7 +13,11 @@ from torch import nn
 
 from distlab.given.drill import read_run
 from distlab.given.imagenet_trainer import Job, NoAverage, NoScaler
-from distlab.grading.checks.imagenet_trainer.parts import Engine, Loader, Scheduler
+from distlab.grading.checks.imagenet_trainer.parts import (
+    Loader,
+    NotingEngine,
+    Scheduler,
+)
 from distlab.runner import RankContext
 
 
@@ -35,7 +39,7 @@ def weights_of_samples(
     model = nn.Linear(total, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    engine = Engine(context.comm, model)
+    engine = NotingEngine(context.comm, model)
     job = Job(
         comm=context.comm,
         model=model,

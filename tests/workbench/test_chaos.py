@@ -33,7 +33,7 @@ from distlab.chaos.kept import Kept, read_report
 from distlab.chaos.matrix import FAULTS, MODES, MOMENTS, Cell, cells
 from distlab.chaos.page import page
 from distlab.chaos.plan import Setting, plan_of
-from distlab.chaos.play import TRAIN, Run
+from distlab.chaos.play import TRAIN, ChaosRun
 from distlab.chaos.report import as_data, from_data, markdown, row, times
 from distlab.cli import chaos as verb
 from distlab.cli.chaos import chaos
@@ -76,14 +76,14 @@ def ordered(lines: list[Any]) -> list[Any]:
     return sorted(lines, key=lambda one: float(one["t"]))
 
 
-def unbroken() -> Run:
-    return Run(codes=[0], lines=ordered(lived(1, 1, 0.0)), launched=[0.0])
+def unbroken() -> ChaosRun:
+    return ChaosRun(codes=[0], lines=ordered(lived(1, 1, 0.0)), launched=[0.0])
 
 
-def broken(**changes: Any) -> Run:
+def broken(**changes: Any) -> ChaosRun:
     """Rank 1 is killed in step 2; both start again, from step 1."""
     before = [one for one in lived(1, 1, 0.0) if one["t"] < 2]
-    run = Run(
+    run = ChaosRun(
         codes=[0],
         lines=ordered([*before, *lived(2, 2, 10.0)]),
         fired={"t": 2.0, "rank": 1, "step": 2, "what": "SIGKILL"},
@@ -94,11 +94,11 @@ def broken(**changes: Any) -> Run:
     return run
 
 
-def status(run: Run, cell: Any = KILL) -> str:
+def status(run: ChaosRun, cell: Any = KILL) -> str:
     return judge(cell, TINY, run, unbroken()).status
 
 
-def without(run: Run, **fields: Any) -> list[Any]:
+def without(run: ChaosRun, **fields: Any) -> list[Any]:
     return [
         one
         for one in run.lines
@@ -307,7 +307,7 @@ def test_the_demo_judges_a_kill_by_the_unbroken_run(
 ) -> None:
     weights = iter(("w", "w", "w", "other"))
 
-    def play_cell(cell: Cell | None, *_: object) -> Run:
+    def play_cell(cell: Cell | None, *_: object) -> ChaosRun:
         run = broken() if cell else unbroken()
         now = next(weights)
         for one in run.lines:

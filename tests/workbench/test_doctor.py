@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 from distlab.cli import doctor as subject
-from distlab.cli.doctor import Finding, Start, TorchFacts
+from distlab.cli.doctor import Finding, StartUp, TorchFacts
 from tests.workbench.golden import Golden
 
 WANTED = "torch>=2.11,<2.15"
 GOOD_TORCH = TorchFacts("2.13.0+cpu", "cpu", 0, True)
-AGREED = Start(first_s=1.5, warm_s=0.1, values=[10, 10, 10, 10])
+AGREED = StartUp(first_s=1.5, warm_s=0.1, values=[10, 10, 10, 10])
 
 
 def raising(error: Exception) -> Callable[..., object]:
@@ -161,10 +161,10 @@ def test_four_ranks() -> None:
     good = subject.check_start(lambda: AGREED)
     assert good.state == "ok"
     assert "0.10 s" in good.figure
-    liars = subject.check_start(lambda: Start(values=[10, 10, 10, 9]))
+    liars = subject.check_start(lambda: StartUp(values=[10, 10, 10, 9]))
     assert liars.state == "broken"
     assert "[10, 10, 10, 9]" in liars.figure
-    hung = subject.check_start(lambda: Start(problem="rank 2"))
+    hung = subject.check_start(lambda: StartUp(problem="rank 2"))
     assert (hung.state, hung.figure) == ("broken", "rank 2")
     missing = ImportError("No module named 'distlab.runner'")
     absent = subject.check_start(raising(missing))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from distlab.engines import (
     torch_strategy,
     worker,
 )
-from distlab.engines.job import Job
+from distlab.engines.job import TrainingJob
 from distlab.engines.loaders import read_loader
 from distlab.engines.strategy import Strategy
 from distlab.engines.worker import train
@@ -88,7 +88,7 @@ def in_threads(configs: list[DistributedConfig]) -> list[Any]:
 
     def run(rank: int) -> Any:
         config = configs[rank]
-        job = Job(
+        job = TrainingJob(
             model=Net(),
             loss=torch.nn.functional.cross_entropy,
             optimizer=sgd,
@@ -354,7 +354,7 @@ def resumed(
     shown: dict[str, Any] = {"steps": [], "policies": []}
 
     class Noted(worker.TrainingLoop):
-        def __init__(self, job: Job, strategy: Strategy, records: Any) -> None:
+        def __init__(self, job: TrainingJob, strategy: Strategy, records: Any) -> None:
             super().__init__(job, strategy, records)
             ddp = getattr(strategy, "ddp", None)
             shown["unused"] = getattr(ddp, "find_unused_parameters", None)
@@ -362,7 +362,7 @@ def resumed(
             shown["sinks"] = (job.config.tensorboard, job.config.tensorboard_dir)
             shown["run"] = job.mlflow_run
 
-    def sinks(job: Job) -> list[Any]:
+    def sinks(job: TrainingJob) -> list[Any]:
         noted = shown["steps"]
         return [
             SimpleNamespace(

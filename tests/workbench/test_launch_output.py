@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distlab.launch.logs import Log
+from distlab.launch.logs import RankLog
 from distlab.launch.report import interrupted
 from tests.workbench.course import ROOT
 from tests.workbench.launching import START, linux, script
@@ -43,7 +43,7 @@ def test_a_full_disk_under_its_output_ends_no_training(
 
 @linux
 def test_a_full_disk_under_the_logs_hinders_no_restart(tmp_path: Path) -> None:
-    log = Log(0, tmp_path)
+    log = RankLog(0, tmp_path)
     with open("/dev/full", "w") as disk:
         os.dup2(disk.fileno(), log.descriptor)
     log.begin(2)

@@ -15,7 +15,7 @@ from distlab.launch.arguments import HelpAsked, parse
 from distlab.launch.config import LONGEST_S
 from distlab.launch.expectations import expect_program
 from distlab.launch.inbox import Inbox
-from distlab.launch.logs import Log
+from distlab.launch.logs import RankLog
 from distlab.launch.slurm import agent_settings, first_host
 from distlab.launch.stores import is_own, listen
 from tests.workbench.golden import Golden
@@ -101,7 +101,7 @@ def test_the_longest_wait_can_be_waited_for() -> None:
 
 
 def test_last_lines_are_those_of_the_last_start(tmp_path: Path) -> None:
-    log = Log(0, tmp_path)
+    log = RankLog(0, tmp_path)
     log.begin(1)
     os.write(log.descriptor, b"first\n\nhalf")
     assert log.last_lines(5) == ["first", "half"]

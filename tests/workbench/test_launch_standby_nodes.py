@@ -24,7 +24,7 @@ from distlab.launch.host import Host, Look, Looked, as_event, as_words
 from distlab.launch.hosts import Hosts, best_shift
 from distlab.launch.nodes import NodeCame, NodeLost, Said
 from distlab.launch.report import Gone
-from distlab.launch.stage import Stage
+from distlab.launch.stage import OtherNodes
 from distlab.launch.stores import Store
 from tests.corpora import recovery_jobs as jobs
 from tests.workbench.course import ROOT
@@ -76,7 +76,7 @@ def hosts() -> tuple[Hosts, Written]:
     """Two nodes of two ranks each, with four processes and a standby."""
     written = Written()
     config = LaunchConfig(nnodes=2, node_rank=0, nproc_per_node=2, standby=1)
-    parts: tuple[Host, Store, Stage] = (written, written, written)  # type: ignore[assignment]
+    parts: tuple[Host, Store, OtherNodes] = (written, written, written)  # type: ignore[assignment]
     every = Hosts(config, *parts, say=lambda text: None)
     assert every.begin()
     assert written.orders == [(1, {"begin": 7})]

@@ -25,7 +25,7 @@ from distlab.launch.logs import (
     LEFT_BYTES,
     PROGRESS_S,
     Folder,
-    Log,
+    RankLog,
     Terminal,
     open_logs,
 )
@@ -474,7 +474,7 @@ def test_nodes_that_only_know_where_to_meet_are_numbered(tmp_path: Path) -> None
 def test_of_a_lot_of_output_of_a_failed_job_the_last_part_is_shown(
     tmp_path: Path,
 ) -> None:
-    log, shown = Log(0, tmp_path), list[str]()
+    log, shown = RankLog(0, tmp_path), list[str]()
     terminal = Terminal({0: log}, shown.append)
     with terminal._changed:  # it waits: all comes at once
         for number in range(60):
@@ -491,7 +491,7 @@ def test_of_a_lot_of_output_of_a_failed_job_the_last_part_is_shown(
 
 @linux
 def test_logs_that_nobody_keeps_do_not_fill_the_disk(tmp_path: Path) -> None:
-    log, shown = Log(0, tmp_path), list[str]()
+    log, shown = RankLog(0, tmp_path), list[str]()
     terminal = Terminal({0: log}, shown.append, gives_back=True)
     for _ in range(70):
         os.write(log.descriptor, (b"x" * 1023 + b"\n") * 1024)
@@ -505,7 +505,7 @@ def test_logs_that_nobody_keeps_do_not_fill_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
-    log = Log(0, tmp_path)
+    log = RankLog(0, tmp_path)
     (stream,) = log.streams
 
     def after(written: bytes, now_s: float) -> list[bytes]:
@@ -527,7 +527,7 @@ def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
 
 def test_a_folder_that_nobody_asked_for_goes_with_the_launch(tmp_path: Path) -> None:
     folder = Folder(None, is_kept=False)
-    log = Log(0, folder.path, is_kept=folder.is_kept)
+    log = RankLog(0, folder.path, is_kept=folder.is_kept)
     assert log.where == ""
     log.close()
     folder.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.engine import ExchangeDriver
 from distlab.comm.tcp.exchange import Exchange
 
 
 class Looked:
     """In place of a poller: notes whether the lock is held while it is asked."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ExchangeDriver) -> None:
         self._engine = engine
         self.locked: list[bool] = []
 
@@ -24,7 +24,7 @@ class Looked:
 def test_only_a_look_that_waits_lets_others_in(timeout_s: float, kept: bool) -> None:
     # Else the one that stands by takes in a message, and the rank that has just begun
     # to drive sleeps for it: once in some thousand rounds of a parameter server.
-    engine = Engine(Exchange(0, []))
+    engine = ExchangeDriver(Exchange(0, []))
     own, looked = engine._poller, Looked(engine)
     engine._poller = looked
     with engine.lock:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from distlab.comm import PeerLost, TcpComm
-from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.engine import ExchangeDriver
 from distlab.comm.tcp.poll import Portable
 from distlab.runner import Cluster, Limits, Run
 from tests.corpora.programs import hangs
@@ -174,7 +174,7 @@ def test_it_works_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_engine_alone_starts_no_thread_and_closes() -> None:
     def live(comm: TcpComm) -> bool:
         comm.barrier()
-        assert isinstance(comm.engine, Engine)
+        assert isinstance(comm.engine, ExchangeDriver)
         return not comm.engine._stands_by
 
     assert ranks(live, 1) == [True]

@@ -21,7 +21,7 @@ from itertools import zip_longest
 
 from distlab.audit import source
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.play import Trouble
 from distlab.audit.trial import Trial, same, some_ranks
@@ -43,7 +43,7 @@ def find(trial: Trial) -> Iterator[Finding]:
         yield from _partial_groups(trial)
 
 
-def _calls(log: Log) -> Calls:
+def _calls(log: AuditLog) -> Calls:
     """Return what other ranks have to answer, in order."""
     found = []
     for event in log.of("collective", "forward", "backward"):

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.trial import Trial, by_backward, loss_line
 
@@ -33,7 +33,7 @@ def find(trial: Trial) -> Iterator[Finding]:
 # ── the training loss ───────────────────────────────────────────────────────────────
 
 
-def _in_training(trial: Trial, logs: list[Log]) -> Iterator[Finding]:
+def _in_training(trial: Trial, logs: list[AuditLog]) -> Iterator[Finding]:
     is_parallel = trial.is_data_parallel()
     by_rank = [by_backward(log) for log in logs]
     for number, step in enumerate(zip(*by_rank, strict=False)):
@@ -90,7 +90,7 @@ def _unequal(backwards: list[Event]) -> tuple[int, int, float] | None:
 # ── figures that are reduced ────────────────────────────────────────────────────────
 
 
-def _in_figures(logs: list[Log]) -> Iterator[Finding]:
+def _in_figures(logs: list[AuditLog]) -> Iterator[Finding]:
     reduced = [list(_figures(log)) for log in logs]
     told: set[Place] = set()
     for row in zip(*reduced, strict=False):
@@ -111,7 +111,7 @@ def _in_figures(logs: list[Log]) -> Iterator[Finding]:
             )
 
 
-def _figures(log: Log) -> Iterator[tuple[Event, list[tuple[float, float]], int]]:
+def _figures(log: AuditLog) -> Iterator[tuple[Event, list[tuple[float, float]], int]]:
     """Return each small reduction with the losses and rows since a loader began."""
     losses: list[tuple[float, float]] = []
     rows = 0

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.trial import Trial, epochs, training_loaders
 
@@ -73,7 +73,7 @@ def _counted_at(trial: Trial, number: int, length: int, read: int) -> Place | No
     return following[0][0].at
 
 
-def _after(log: Log, number: int) -> list[Event]:
+def _after(log: AuditLog, number: int) -> list[Event]:
     """Return the collectives between the first pass over a loader and the next pass."""
     found: list[Event] = []
     inside = False
@@ -87,12 +87,12 @@ def _after(log: Log, number: int) -> list[Event]:
     return found
 
 
-def _reduced_after(log: Log, number: int) -> list[Event]:
+def _reduced_after(log: AuditLog, number: int) -> list[Event]:
     after = _after(log, number)
     return [e for e in after if e["op"] in _REDUCING and e["values"]]
 
 
-def _gathered_after(log: Log, number: int) -> Event | None:
+def _gathered_after(log: AuditLog, number: int) -> Event | None:
     after = _after(log, number)
     return next((e for e in after if e["op"] in _GATHERING), None)
 

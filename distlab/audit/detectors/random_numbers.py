@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from math import prod
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.trial import Trial, loader_of, same, training_loaders, trains
 
@@ -30,7 +30,7 @@ def find(trial: Trial) -> Iterator[Finding]:
         yield from _in_samples(trial, number)
 
 
-def _in_steps(logs: list[Log]) -> Iterator[Finding]:
+def _in_steps(logs: list[AuditLog]) -> Iterator[Finding]:
     draws = [_noise(log) for log in logs]
     rows = list(zip(*draws, strict=False))
     alike = [
@@ -56,7 +56,7 @@ def _in_steps(logs: list[Log]) -> Iterator[Finding]:
         )
 
 
-def _noise(log: Log) -> list[Event]:
+def _noise(log: AuditLog) -> list[Event]:
     """Return the draws of training steps: between a batch, or forward(), and a step."""
     found: list[Event] = []
     pending: list[Event] = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.source import with_around
 from distlab.audit.trial import Trial, between_steps, same, steps
@@ -54,7 +54,7 @@ def find(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def _replicated(logs: list[Log], by_rank: list[list[Event]]) -> list[str]:
+def _replicated(logs: list[AuditLog], by_rank: list[list[Event]]) -> list[str]:
     """Return the names of parameters that should be the same on all ranks."""
     world_size = len(logs)
     names = [
@@ -77,7 +77,7 @@ def _replicated(logs: list[Log], by_rank: list[list[Event]]) -> list[str]:
 
 
 def _finding(
-    logs: list[Log], row: tuple[Event, ...], number: int, name: str
+    logs: list[AuditLog], row: tuple[Event, ...], number: int, name: str
 ) -> Finding:
     before = [event["weights"].get(name) for event in row]
     began_equal = all(before) and same([p.digest for p in before if p])
@@ -97,7 +97,7 @@ Cause = tuple[Place | None, str, str]
 
 
 def _cause(
-    logs: list[Log], row: tuple[Event, ...], number: int, began_equal: bool
+    logs: list[AuditLog], row: tuple[Event, ...], number: int, began_equal: bool
 ) -> Cause:
     by_rank = [between_steps(log, *_CAUSES)[number] for log in logs]
     if began_equal:
@@ -124,7 +124,9 @@ def _cause(
     return row[0].at, "", "look for code that changes weights between steps"
 
 
-def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> Cause:
+def _of_the_step(
+    logs: list[AuditLog], row: tuple[Event, ...], lead: list[Event]
+) -> Cause:
     forwards = [e for e in lead if e.kind == "forward" and e["grad"]]
     past = [e for e in forwards if e["inside"] is not None and e["training"]]
     if past:
@@ -146,11 +148,11 @@ def _of_the_step(logs: list[Log], row: tuple[Event, ...], lead: list[Event]) -> 
     return row[0].at, "", "look for code that changes weights or gradients on one rank"
 
 
-def _reduces(log: Log) -> bool:
+def _reduces(log: AuditLog) -> bool:
     return any(event["gradient"] for event in log.of("collective"))
 
 
-def _seed_line(logs: list[Log], row: tuple[Event, ...]) -> Place | None:
+def _seed_line(logs: list[AuditLog], row: tuple[Event, ...]) -> Place | None:
     """Return where the ranks seeded unlike, else where the model was made."""
     seeds = [[e for e in log.of("seed") if e["which"] == "torch"] for log in logs]
     if all(seeds) and not same([events[0]["value"] for events in seeds]):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
 from distlab.audit.fingerprints import Print
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.trial import (
     Trial,
@@ -85,7 +85,7 @@ def _ratio(
 
 
 def _cause(
-    trial: Trial, log: Log, step: Event, ratio: float | None
+    trial: Trial, log: AuditLog, step: Event, ratio: float | None
 ) -> tuple[Place | None, str, str]:
     n = trial.world_size
     reduced = [e for e in log.of("collective") if e["gradient"] and e.at]
@@ -106,7 +106,7 @@ def _cause(
     return step.at, "", "look for code that depends on the rank or on its own samples"
 
 
-def _comparable(many: list[Log], one: list[Log]) -> bool:
+def _comparable(many: list[AuditLog], one: list[AuditLog]) -> bool:
     logs = [*many, *one]
     if any(_is_noisy(log) or _has_local_norms(log) for log in logs):
         return False
@@ -116,14 +116,14 @@ def _comparable(many: list[Log], one: list[Log]) -> bool:
     return rows == [_rows(one[0], at) for at in range(3)] and any(rows)
 
 
-def _rows(log: Log, number: int) -> int:
+def _rows(log: AuditLog, number: int) -> int:
     events = between_steps(log, "forward")
     if number >= len(events):
         return 0
     return sum(e["rows"] for e in events[number] if trains(e))
 
 
-def _is_noisy(log: Log) -> bool:
+def _is_noisy(log: AuditLog) -> bool:
     if any(event["drawn"] for event in log.of("fetch")):
         return True
     started = False
@@ -134,11 +134,11 @@ def _is_noisy(log: Log) -> bool:
     return False
 
 
-def _has_local_norms(log: Log) -> bool:
+def _has_local_norms(log: AuditLog) -> bool:
     return any(event["local_norms"] for event in log.of("forward"))
 
 
-def _same_samples(many: list[Log], one: list[Log]) -> bool:
+def _same_samples(many: list[AuditLog], one: list[AuditLog]) -> bool:
     """Return True if each step takes the same samples in both runs."""
     number = min(training_loaders(many[0]))
     made = loader_of(many[0], number)
@@ -157,7 +157,7 @@ def _same_samples(many: list[Log], one: list[Log]) -> bool:
     return True
 
 
-def _by_step(log: Log, number: int, name: str) -> list[list[object]]:
+def _by_step(log: AuditLog, number: int, name: str) -> list[list[object]]:
     found = []
     for events in between_steps(log, "batch", "fetch"):
         samples: list[object] = []

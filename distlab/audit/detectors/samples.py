@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Event, Log
+from distlab.audit.log import AuditLog, Event
 from distlab.audit.places import Place
 from distlab.audit.trial import (
     Epoch,
@@ -139,7 +139,7 @@ def _whole_set(
     return None
 
 
-def _of_inputs(logs: Sequence[Log]) -> Iterator[Finding]:
+def _of_inputs(logs: Sequence[AuditLog]) -> Iterator[Finding]:
     calls = [[e for e in log.of("forward") if _trains(e)] for log in logs]
     rows = list(zip(*calls, strict=False))
     alike = [row for row in rows if same([event["inputs"] for event in row])]
@@ -163,7 +163,7 @@ def _trains(event: Event) -> bool:
     return trains(event) and bool(event["has_parameters"])
 
 
-def _pick_before(log: Log, forward: Event) -> Place | None:
+def _pick_before(log: AuditLog, forward: Event) -> Place | None:
     place = None
     for event in log.events:
         if event is forward:

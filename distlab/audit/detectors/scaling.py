@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from distlab.audit import source
 from distlab.audit.findings import Finding
-from distlab.audit.log import Log
+from distlab.audit.log import AuditLog
 from distlab.audit.places import Place
 from distlab.audit.trial import (
     Trial,
@@ -71,7 +71,7 @@ def _near(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=_NEAR)
 
 
-def _samples_per_step(logs: list[Log]) -> float:
+def _samples_per_step(logs: list[AuditLog]) -> float:
     """Return the samples of all ranks in the first step, 0 if nobody counted them."""
     total = 0
     for log in logs:
@@ -88,7 +88,7 @@ def _samples_per_step(logs: list[Log]) -> float:
     return total
 
 
-def _batch_line(log: Log) -> Place | None:
+def _batch_line(log: AuditLog) -> Place | None:
     for number in sorted(training_loaders(log)):
         made = loader_of(log, number)
         if made is not None:

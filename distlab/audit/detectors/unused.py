@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlab.audit.findings import Finding
-from distlab.audit.log import Log
+from distlab.audit.log import AuditLog
 from distlab.audit.places import Place
 from distlab.audit.trial import Trial, few, some_ranks
 
@@ -39,7 +39,7 @@ def find(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def _without(log: Log, names: list[str]) -> list[str]:
+def _without(log: AuditLog, names: list[str]) -> list[str]:
     for step in log.of("step"):
         gradients = step["gradients"]
         known = [name for name in names if name in gradients]

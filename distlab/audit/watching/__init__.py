@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from distlab.audit.log import Log, Memory, attach
+from distlab.audit.log import AuditLog, Memory, attach
 
 __all__ = ["installed", "watched"]
 
@@ -38,11 +38,11 @@ def installed() -> Iterator[None]:
 
 
 @contextmanager
-def watched(rank: int, folder: Path) -> Iterator[Log]:
+def watched(rank: int, folder: Path) -> Iterator[AuditLog]:
     """Within the block, this thread is that rank's, and the log is its."""
     from distlab.audit.watching.calls import TorchCalls
 
-    memory = Memory(Log(rank, folder))
+    memory = Memory(AuditLog(rank, folder))
     attach(memory)
     try:
         with TorchCalls(memory):

@@ -29,7 +29,7 @@ from distlab.comm._refusals import Refusals
 from distlab.comm._seams import Store
 from distlab.comm._started import later_or_now
 from distlab.comm.tcp import collectives
-from distlab.comm.tcp.engine import Engine
+from distlab.comm.tcp.engine import ExchangeDriver
 from distlab.comm.tcp.exchange import Exchange
 from distlab.comm.tcp.flights import Flight, Membership, Schedule, Step, Transfer
 from distlab.comm.tcp.handshake import MIN_SECRET_BYTES, Identity
@@ -54,7 +54,7 @@ class TcpComm:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ExchangeDriver,
         group: Membership,
         *,
         local_rank: int | None = None,
@@ -109,7 +109,7 @@ class TcpComm:
         world = Membership("world", range(world_size), rank)
         exchange.add_group(world)
         comm = cls(
-            Engine(exchange),
+            ExchangeDriver(exchange),
             world,
             local_rank=local_rank,
             timeout_s=timeout_s,

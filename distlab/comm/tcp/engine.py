@@ -11,8 +11,8 @@ it, while no other thread drives:
     rank computes   nothing under way     the other sleeps, no line is armed
     rank computes   transfers under way   their lines are armed: the other drives
 
-Nothing polls on a timer. `Engine` starts the thread, hence after a fork, and below
-`threading`, because it belongs to the transport and not to the program.
+Nothing polls on a timer. `ExchangeDriver` starts the thread, hence after a fork, and
+below `threading`, because it belongs to the transport and not to the program.
 
 Source: leader and followers (Schmidt and others, 2000).
 """
@@ -35,7 +35,7 @@ from distlab.comm.tcp.poll import READ, WRITE, poller
 FAREWELL_S = 1.0  # for what is still in the outbox when a rank ends
 
 
-class Engine:
+class ExchangeDriver:
     """Drives an exchange; any thread that touches the exchange must hold `lock`."""
 
     def __init__(self, exchange: Exchange) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
-from distlab.comm.tcp.flights import Channel, Key, Lost, Schedule, Step, Transfer
+from distlab.comm.tcp.flights import Channel, Key, LostPeer, Schedule, Step, Transfer
 from distlab.comm.tcp.frames import Frame, FrameError, Kind, header
 from distlab.comm.tcp.line import Line
 from distlab.comm.tcp.peers import Peer, Peers
@@ -69,7 +69,7 @@ class Exchange(Peers):
     def receive_from_anyone(self, transfer: Transfer) -> None:
         """Post a receive from the rank that has been waiting longest to send."""
         if self._nobody_left(transfer.group):
-            transfer.land(Lost("nobody is left in the group"))
+            transfer.land(LostPeer("nobody is left in the group"))
             return
         if transfer.key not in self._announced:
             self._want(transfer)
@@ -88,7 +88,9 @@ class Exchange(Peers):
         group.schedules.add(schedule)
         lost = [m for m in group.members if m != self.rank and self.peers[m].lost]
         if group.gone or lost:
-            self._end(schedule, Lost(f"{sorted(group.gone) or lost} left the group"))
+            self._end(
+                schedule, LostPeer(f"{sorted(group.gone) or lost} left the group")
+            )
         else:
             self._ready.append(schedule)
 

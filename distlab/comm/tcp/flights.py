@@ -16,7 +16,7 @@ Key = tuple[int, int]
 """A channel with one peer: space and tag."""
 
 
-class Lost(Exception):  # noqa: N818 - like PeerLost, which it becomes
+class LostPeer(Exception):  # noqa: N818 - like PeerLost, which it becomes
     """Raised if the peer of a flight is gone, or one of the two gave up the group."""
 
 

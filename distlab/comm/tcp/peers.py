@@ -15,7 +15,7 @@ from distlab.comm.tcp.flights import (
     Channel,
     Flight,
     Key,
-    Lost,
+    LostPeer,
     Membership,
     Schedule,
     Transfer,
@@ -33,7 +33,7 @@ class Peer:
         self.pending = 0  # transfers that have not landed
         self.arriving: Transfer | None = None
         self.said_bye = False
-        self.lost: Lost | None = None
+        self.lost: LostPeer | None = None
 
 
 class Peers:
@@ -99,7 +99,7 @@ class Peers:
             if member != self.rank and not self.peers[member].lost:
                 self._close(self.peers[member], group)
                 self._put(self.peers[member], header(Kind.CLOSE, group.id))
-        self._abandon(group, Lost("this rank has given the group up"))
+        self._abandon(group, LostPeer("this rank has given the group up"))
 
     def bye(self) -> None:
         """Tell all peers that this rank is ending properly."""
@@ -110,7 +110,7 @@ class Peers:
     def part(self) -> None:
         """Close all lines, and lose everything that is still in progress."""
         for peer in self.peers.values():
-            self._bury(peer, Lost("this rank has closed it"))
+            self._bury(peer, LostPeer("this rank has closed it"))
 
     # ── landing ─────────────────────────────────────────────────────────────────────
 
@@ -155,9 +155,9 @@ class Peers:
     def _is_lost(self, transfer: Transfer) -> bool:
         group, lost = transfer.group, self.peers[transfer.peer].lost
         if lost is None and self.rank in group.gone:
-            lost = Lost("this rank has given the group up")
+            lost = LostPeer("this rank has given the group up")
         if lost is None and transfer.peer in group.gone:
-            lost = Lost(f"rank {transfer.peer} has given the group up")
+            lost = LostPeer(f"rank {transfer.peer} has given the group up")
         if lost is not None:
             self._landed(transfer, lost)
         return lost is not None
@@ -171,9 +171,9 @@ class Peers:
             return
         group.gone.add(member)
         self._close(self.peers[member], group)
-        self._abandon(group, Lost(f"rank {member} has given the group up"))
+        self._abandon(group, LostPeer(f"rank {member} has given the group up"))
 
-    def _abandon(self, group: Membership, lost: Lost) -> None:
+    def _abandon(self, group: Membership, lost: LostPeer) -> None:
         """Fail the group's collectives, and the receives that can no longer end."""
         for schedule in list(group.schedules):
             self._end(schedule, lost)
@@ -195,7 +195,7 @@ class Peers:
         If part of a message has already been sent, it can't be taken back, so we then
         give up the whole line.
         """
-        lost = Lost("the group was given up")
+        lost = LostPeer("the group was given up")
         for channel in peer.channels.values():
             if channel.group is group:
                 channel.closed = True
@@ -212,7 +212,7 @@ class Peers:
         if peer.arriving is not None and peer.arriving.group is group:
             self._broken.append((peer, lost))
 
-    def _land_all(self, flights: Iterable[Flight], lost: Lost) -> None:
+    def _land_all(self, flights: Iterable[Flight], lost: LostPeer) -> None:
         for flight in flights:
             if isinstance(flight, Transfer) and not flight.done:
                 self._land(flight, lost)
@@ -223,7 +223,7 @@ class Peers:
             return
         if isinstance(error, OSError):  # found out by sending
             self.read(peer)
-        peer.lost = Lost(f"the line to rank {peer.line.peer} ended: {error}")
+        peer.lost = LostPeer(f"the line to rank {peer.line.peer} ended: {error}")
         self.on_lost(peer.line)
         under_way = [*peer.channels.values()]
         flights: list[Flight] = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from distlab.comm._protocol import PeerLost
-from distlab.comm.tcp.engine import Engine
-from distlab.comm.tcp.flights import Flight, Lost, Transfer
+from distlab.comm.tcp.engine import ExchangeDriver
+from distlab.comm.tcp.flights import Flight, LostPeer, Transfer
 
 _LEAST_S = 0.001  # the shortest wait there is on gloo, to which 0 means no limit
 
@@ -16,7 +16,7 @@ class TcpWork:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ExchangeDriver,
         flight: Flight,
         peer: int | None,
         step: int,
@@ -37,7 +37,7 @@ class TcpWork:
             return
         if not in_time and isinstance(flight, Transfer):
             self._give_up()
-        if in_time and not isinstance(flight.error, Lost):
+        if in_time and not isinstance(flight.error, LostPeer):
             assert flight.error is not None
             raise flight.error
         waited_s = time.monotonic() - started

@@ -19,7 +19,7 @@ from distlab.comm import Comm, Work
 from distlab.sim.plans.schedules import room_for
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """The computation of one stage; `number` is the microbatch."""
 
     def forward(self, number: int, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class TimedStage:
         return self.like
 
 
-def gpipe(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
+def gpipe(comm: Comm, stage: PipelineStage, microbatches: Sequence[Tensor]) -> None:
     """Run all forwards, then all backwards; all ranks pass equally many microbatches.
 
         stage 0   F0 F1 F2 F3 ·  ·  ·  ·  B0 B1 B2 B3        p = 3, m = 4
@@ -73,7 +73,9 @@ def gpipe(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
     pipe.finish()
 
 
-def one_f_one_b(comm: Comm, stage: Stage, microbatches: Sequence[Tensor]) -> None:
+def one_f_one_b(
+    comm: Comm, stage: PipelineStage, microbatches: Sequence[Tensor]
+) -> None:
     """Alternate forwards and backwards, as soon as the first backward can run.
 
         stage 0   F0 F1 F2 ·  ·  B0 F3 B1 ·  B2 ·  B3        p = 3, m = 4
@@ -100,7 +102,7 @@ class _Pipe:
     """A stage and its neighbors; messages travel while the stage computes."""
 
     def __init__(
-        self, comm: Comm, stage: Stage, microbatches: Sequence[Tensor]
+        self, comm: Comm, stage: PipelineStage, microbatches: Sequence[Tensor]
     ) -> None:
         self._comm, self._stage, self._inputs = comm, stage, microbatches
         rank, last = comm.rank, comm.world_size - 1

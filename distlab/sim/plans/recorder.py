@@ -31,7 +31,7 @@ class RecordedStep(NamedTuple):
 
 
 @dataclass
-class Log:
+class RankSteps:
     """The steps of one rank, in order."""
 
     rank: int
@@ -67,7 +67,7 @@ class Log:
 class Recorder(Wrapper):
     """Records when a rank makes a call, with which peer, and what it waits for."""
 
-    def __init__(self, inner: Comm, log: Log) -> None:
+    def __init__(self, inner: Comm, log: RankSteps) -> None:
         super().__init__(inner)
         self.log = log
 
@@ -114,7 +114,9 @@ class _RecordedWork:
         return bool(self._work.is_completed())
 
 
-def in_order(logs: list[Log]) -> tuple[list[RecordedStep], list[tuple[int, int, int]]]:
+def in_order(
+    logs: list[RankSteps],
+) -> tuple[list[RecordedStep], list[tuple[int, int, int]]]:
     """Return all steps, with each wait after both posts, and all messages by number.
 
     A message is (source, destination, bytes). We leave out messages that were never
@@ -128,7 +130,7 @@ def in_order(logs: list[Log]) -> tuple[list[RecordedStep], list[tuple[int, int, 
     return order.steps, hops
 
 
-def _numbered(log: Log, numbers: dict[Name, int]) -> deque[RecordedStep]:
+def _numbered(log: RankSteps, numbers: dict[Name, int]) -> deque[RecordedStep]:
     steps: deque[RecordedStep] = deque()
     for kind, what in log.steps:
         value = what if isinstance(what, int) else numbers.get(what)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from distlab.runner import RankContext
 from distlab.sim.net.links import PS, AlphaBeta, Network, Ports
-from distlab.sim.plans.recorder import Log, RecordedStep, Recorder, in_order
+from distlab.sim.plans.recorder import RankSteps, RecordedStep, Recorder, in_order
 from distlab.sim.run import run
 
 Times = npt.NDArray[np.int64]
@@ -167,7 +167,7 @@ def record(
     wires = net.wires(world_size)
     if type(wires) is not Ports:
         raise ValueError("links that pairs share cannot be replayed, only run")
-    logs = [Log(rank) for rank in range(world_size)]
+    logs = [RankSteps(rank) for rank in range(world_size)]
 
     def recorded(context: RankContext, *args: Any) -> None:
         log = logs[context.rank]

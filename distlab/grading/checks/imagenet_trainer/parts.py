@@ -65,7 +65,7 @@ def batches(seed: int, world_size: int) -> list[list[Batch]]:
     return found
 
 
-class Engine:
+class NotingEngine:
     """Averages each gradient when backward() has it; notes what goes in and out."""
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
@@ -259,7 +259,7 @@ def new_job(comm: Comm, seed: int, num_parts: int, clip_norm: float) -> Job:
         parameter.grad = torch.ones_like(parameter)
     first, *others = model.parameters()
     groups = [{"params": [first]}, {"params": others}]
-    engine, optimizer = Engine(comm, model), torch.optim.SGD(groups, lr=LR)
+    engine, optimizer = NotingEngine(comm, model), torch.optim.SGD(groups, lr=LR)
     return Job(
         comm=comm,
         model=model,
