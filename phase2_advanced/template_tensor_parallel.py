@@ -3,6 +3,17 @@
 Guide: phase2_advanced/guide/tensor_parallel.md.
 Source: Megatron-LM (arXiv 1909.08053), section 3; (arXiv 2205.05198), section 4.2.2.
 Symbols: n ranks, r this one; B samples, T tokens, C channels. Cost: in collectives.
+
+For attention or an MLP, these are the shapes of activations and gradients on one rank.
+Before f and after g, a rank has all tokens (FULL) or only its own (SEQUENCE).
+
+                  norm             f           layers           g           addition
+    FULL
+      forward    (B,T,C)  ────── copy ───────▶ (B,T,C) ─── all_reduce ────▶  (B,T,C)
+      backward   (B,T,C)  ◀─── all_reduce ──── (B,T,C) ◀────── copy ───────  (B,T,C)
+    SEQUENCE
+      forward   (B,T/n,C) ─── all_gather ────▶ (B,T,C) ─ reduce_scatter ──▶ (B,T/n,C)
+      backward  (B,T/n,C) ◀─ reduce_scatter ── (B,T,C) ◀─── all_gather ──── (B,T/n,C)
 """
 
 from __future__ import annotations
@@ -202,23 +213,44 @@ def reduce_scatter_tokens(comm: Comm, x: Tensor) -> Tensor:
     raise NotImplementedError("tensor_parallel.sequence")
 
 
-@given.backward_of(all_gather_tokens)
-def all_gather_from_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    """Run f's backward for sharded tokens; the forward is all_gather_tokens."""
-    # TODO(tensor_parallel.sequence)
-    # every rank used this rank's tokens: where are the terms of their gradient?
-    raise NotImplementedError("tensor_parallel.sequence")
+class AllGatherFromSequence(torch.autograd.Function):
+    """Run f for sharded tokens: gather the tokens that the next layer needs."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
+        """Return all tokens, (B, T, C)."""
+        ctx.comm = comm
+        return all_gather_tokens(comm, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Return None for comm, and the gradient of x, (B, T / n, C)."""
+        # TODO(tensor_parallel.sequence)
+        # every rank used this rank's tokens: where are the terms of their gradient?
+        raise NotImplementedError("tensor_parallel.sequence")
 
 
-@given.backward_of(reduce_scatter_tokens)
-def reduce_scatter_to_sequence(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    """Run g's backward for sharded tokens; the forward is reduce_scatter_tokens."""
-    # TODO(tensor_parallel.sequence)
-    # this rank's partial sum went into all tokens: which ranks have the gradients?
-    raise NotImplementedError("tensor_parallel.sequence")
+class ReduceScatterToSequence(torch.autograd.Function):
+    """Run g for sharded tokens: sum the partial sums, and keep this rank's tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
+        """Return this rank's tokens of the sum, (B, T / n, C)."""
+        ctx.comm = comm
+        return reduce_scatter_tokens(comm, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Return None for comm, and the gradient of x, (B, T, C)."""
+        # TODO(tensor_parallel.sequence)
+        # this rank's partial sum went into all tokens: which ranks have the gradients?
+        raise NotImplementedError("tensor_parallel.sequence")
 
 
-SEQUENCE = Operators(before=all_gather_from_sequence, after=reduce_scatter_to_sequence)
+SEQUENCE = Operators(
+    before=AllGatherFromSequence.apply, after=ReduceScatterToSequence.apply
+)
+all_gather_from_sequence, reduce_scatter_to_sequence = SEQUENCE
 
 
 def all_reduce_replicated_grads(comm: Comm, block: Any) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from distlab.comm import Comm
 
 RegionOperator = Callable[[Comm, Tensor], Tensor]
 """Communication before or after a sharded layer, which also has a backward."""
-Backward = Callable[[Any, Tensor], tuple[None, Tensor]]
-"""The backward of an operator: takes ctx and a gradient, returns None and that of x."""
 
 
 class Operators(NamedTuple):
@@ -66,23 +63,3 @@ def reordered(full: nn.Linear, rows: Tensor) -> nn.Linear:
         values = parameter.detach()[rows].contiguous()
         setattr(layer, name, nn.Parameter(values, parameter.requires_grad))
     return layer
-
-
-def backward_of(forward: RegionOperator) -> Callable[[Backward], RegionOperator]:
-    """Make an operator from the function `forward` and the decorated backward.
-
-    The operator is a custom autograd function of comm and x. Its backward finds comm in
-    ctx.comm.
-    """
-
-    def with_backward(backward: Backward) -> RegionOperator:
-        def keep_comm(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-            ctx.comm = comm
-            return forward(comm, x)
-
-        members = {"forward": staticmethod(keep_comm), "backward": backward}
-        function = type(backward.__name__, (torch.autograd.Function,), members)
-        operator: RegionOperator = function.apply  # type: ignore[attr-defined]
-        return operator
-
-    return with_backward
