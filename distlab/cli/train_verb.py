@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+import distlab
+
+DEFAULT = "pytorch-ddp"
 BACKENDS = "one of the table in distlab.engines"  # the help says which
 
 Script = Annotated[Path, typer.Option("--script", help="The training script to run.")]
@@ -55,13 +58,15 @@ Arguments = Annotated[
 
 
 class TrainCommand(TyperCommand):
-    """Fills in the names of the engines, which take torch to be imported."""
+    """Fills in the names of the engines, without importing torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help with the names that the table of strategies has."""
-        from distlab.engines.strategies import strategy_names
+        from distlab.registry import written_names
 
-        named = ", ".join(strategy_names())
+        engines = Path(distlab.__file__).parent / "engines"
+        names = written_names(engines, "strategy", "distlab.strategies")
+        named = ", ".join(sorted(names, key=lambda name: name != DEFAULT))
         for option in self.params:
             said = getattr(option, "help", None) or ""
             if BACKENDS in said:
@@ -72,7 +77,7 @@ class TrainCommand(TyperCommand):
 def train(
     script: Script,
     arguments: Arguments = None,
-    backend: Backend = "pytorch-ddp",
+    backend: Backend = DEFAULT,
     num_gpus: NumGpus = None,
     num_nodes: NumNodes = 1,
     gpus_per_node: GpusPerNode = None,

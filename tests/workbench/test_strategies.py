@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from distlab.cli import train_verb
 from distlab.engines import DistributedConfig, EngineError, strategies
 from distlab.engines.config import config_from
 from distlab.engines.strategies import (
@@ -22,6 +23,7 @@ from distlab.engines.strategies import (
     register_strategy,
 )
 from distlab.engines.strategy import Strategy
+from distlab.registry import written_names
 from tests.workbench.other_package import install_package, run_beside
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +41,20 @@ def test_every_file_of_a_strategy_is_in_the_table() -> None:
     assert files - own <= {"ray_strategy"}  # whose ranks are torch's
     for one in strategies.strategies():
         assert issubclass(one.factory, Strategy)  # type: ignore[arg-type]
+
+
+def test_the_help_text_reads_the_names_without_importing_torch() -> None:
+    names = written_names(ENGINES, "strategy", strategies.GROUP)
+    assert {*names} == {*strategies.strategy_names()}
+    assert train_verb.DEFAULT == strategies.DEFAULT
+    code = (
+        "import sys; from distlab.cli.app import app\n"
+        "try:\n    app(['train', '--help'])\n"
+        "finally:\n    assert 'torch' not in sys.modules"
+    )
+    done = run_beside(ROOT, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in names)
 
 
 def test_an_entry_names_fields_that_exist() -> None:
