@@ -21,6 +21,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
+from enum import Enum, auto
 from signal import SIGTERM
 
 from distlab.given.process_group import SIGKILL
@@ -99,11 +100,34 @@ def detect(
 # ── what to do about it ─────────────────────────────────────────────────────────────
 
 
+class Phase(Enum):
+    """A supervisor's phase, which decides how it responds to the end of a process."""
+
+    FORMING = auto()  # a group is needed: the first one, or one after a failure
+    WHOLE = auto()  # no member has failed since the newest Form
+    STOPPING = auto()  # all processes have to end, and then it finishes
+
+
 class Supervisor:
     """Keeps n processes training by replacing those that end, or gives up.
 
     Events and actions: distlab/given/recovery.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
+
+    phase     event                               what happens         next phase
+    --------  ----------------------------------  -------------------  ----------
+    FORMING   enough processes are ready          Form                 WHOLE
+              a process ends                      replace              FORMING
+    WHOLE     a standby ends, all members alive   replace              WHOLE
+              a standby ends, some members done   nothing              WHOLE
+              a member ends with 0                nothing              WHOLE
+              the last member ends with 0         stop(0)              STOPPING
+              a member ends with another code     replace              FORMING
+              the max_failures-th in a row        stop(exit_code)      STOPPING
+    STOPPING  a Tick comes at kill_at_s or later  SIGKILL to all       STOPPING
+              the last process ends               Finish(exit_code)    none
+    `replace` also forms a group if enough processes are ready. In the first two phases,
+    Interrupted stops the run, and so does `replace` if it may not start enough.
 
     C1 At Begin, world_size + num_standbys processes start, and any n of them that are
        ready form generation 1. When all members are done, the supervisor stops with 0.
@@ -138,14 +162,15 @@ class Supervisor:
         self.grace_s = grace_s  # from SIGTERM to SIGKILL
         self.generation = self.num_started = 0
         self.members: dict[int, int] = {}  # rank → process, of the newest Form
-        self.is_whole = False  # no member has failed since the newest Form
+        self.phase = Phase.FORMING
         self.alive: set[int] = set()  # processes that were started and have not ended
         self.ready: set[int] = set()  # of those: they wait, and have no rank
         self.restarts_s: list[float] = []
-        self.newest_step, self.has_new_step = -1, False  # of the run; since a failure
+        self.newest_step = -1  # of the run
+        self.step_at_failure = -1  # the newest step when the last group failed
         self.num_failures = 0  # since a new step was completed
         self.exit_code = 0  # the first one other than 0, after the newest step
-        self.is_stopping, self.kill_at_s = False, math.inf
+        self.kill_at_s = math.inf
 
     def on(self, event: Event, now_s: float) -> list[Action]:
         """Return what to do about an event; `now_s` never decreases.
@@ -175,7 +200,8 @@ class Supervisor:
     def form(self) -> list[Action]:
         """Form a group as soon as each rank has a process; [] if none is needed.
 
-        A group is needed before the first one, and once a member has failed.
+        A group is needed in phase FORMING: before the first one, and once a member has
+        failed.
 
         The first generation is 1, of any processes that are ready. Later, members that
         are alive keep their processes and ranks, processes that are ready take the
@@ -190,8 +216,8 @@ class Supervisor:
         """Decide if the end of a process means work done, a failure, or neither.
 
         While the group is whole, a member that ends with 0 is done, and its rank needs
-        no process. One that ends with another code is a failure, which breaks the
-        group. Until it is whole again, further ends belong to the same failure.
+        no process. One that ends with another code is a failure, so a new group has to
+        be formed. Until it is whole, further ends belong to the same failure.
 
         When all members are done, stop with 0. As long as some are done and none has
         failed, no process is started. Otherwise replace processes, and form a group if
@@ -202,7 +228,7 @@ class Supervisor:
         Check: distlab check 4.7
         """
         # TODO(recovery.supervise)
-        # what was this process to the group, and what is left to do without it?
+        # in each phase: what was this process to the group, and who is left?
         raise NotImplementedError("recovery.supervise")
 
     def replace(self, now_s: float) -> list[Action]:

@@ -21,6 +21,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
+from enum import Enum, auto
 from signal import SIGTERM
 
 from distlab.given.process_group import SIGKILL
@@ -122,11 +123,34 @@ def detect(
 # ── what to do about it ─────────────────────────────────────────────────────────────
 
 
+class Phase(Enum):
+    """A supervisor's phase, which decides how it responds to the end of a process."""
+
+    FORMING = auto()  # a group is needed: the first one, or one after a failure
+    WHOLE = auto()  # no member has failed since the newest Form
+    STOPPING = auto()  # all processes have to end, and then it finishes
+
+
 class Supervisor:
     """Keeps n processes training by replacing those that end, or gives up.
 
     Events and actions: distlab/given/recovery.py; Interrupted(signal) and the last
     one, Finish(exit_code), as in 3.18. WakeAt(at_s) asks for a Tick; the newest counts.
+
+    phase     event                               what happens         next phase
+    --------  ----------------------------------  -------------------  ----------
+    FORMING   enough processes are ready          Form                 WHOLE
+              a process ends                      replace              FORMING
+    WHOLE     a standby ends, all members alive   replace              WHOLE
+              a standby ends, some members done   nothing              WHOLE
+              a member ends with 0                nothing              WHOLE
+              the last member ends with 0         stop(0)              STOPPING
+              a member ends with another code     replace              FORMING
+              the max_failures-th in a row        stop(exit_code)      STOPPING
+    STOPPING  a Tick comes at kill_at_s or later  SIGKILL to all       STOPPING
+              the last process ends               Finish(exit_code)    none
+    `replace` also forms a group if enough processes are ready. In the first two phases,
+    Interrupted stops the run, and so does `replace` if it may not start enough.
 
     C1 At Begin, world_size + num_standbys processes start, and any n of them that are
        ready form generation 1. When all members are done, the supervisor stops with 0.
@@ -161,14 +185,15 @@ class Supervisor:
         self.grace_s = grace_s  # from SIGTERM to SIGKILL
         self.generation = self.num_started = 0
         self.members: dict[int, int] = {}  # rank → process, of the newest Form
-        self.is_whole = False  # no member has failed since the newest Form
+        self.phase = Phase.FORMING
         self.alive: set[int] = set()  # processes that were started and have not ended
         self.ready: set[int] = set()  # of those: they wait, and have no rank
         self.restarts_s: list[float] = []
-        self.newest_step, self.has_new_step = -1, False  # of the run; since a failure
+        self.newest_step = -1  # of the run
+        self.step_at_failure = -1  # the newest step when the last group failed
         self.num_failures = 0  # since a new step was completed
         self.exit_code = 0  # the first one other than 0, after the newest step
-        self.is_stopping, self.kill_at_s = False, math.inf
+        self.kill_at_s = math.inf
 
     def on(self, event: Event, now_s: float) -> list[Action]:
         """Return what to do about an event; `now_s` never decreases.
@@ -190,7 +215,7 @@ class Supervisor:
             case Tick() if now_s >= self.kill_at_s:
                 self.kill_at_s = math.inf
                 return [Signal(process, SIGKILL) for process in sorted(self.alive)]
-            case _ if self.is_stopping:
+            case _ if self.phase is Phase.STOPPING:
                 return []
             case Begin():
                 return self.start(self.world_size + self.num_standbys)
@@ -200,7 +225,6 @@ class Supervisor:
             case Frozen(process, generation) if generation == self.generation:
                 return [Signal(process, SIGKILL)] if process in self.alive else []
             case Completed(step, generation) if generation == self.generation:
-                self.has_new_step |= step > self.newest_step
                 self.newest_step = max(step, self.newest_step)
             case Interrupted(number):
                 return self.stop(128 + number, now_s)
@@ -223,7 +247,8 @@ class Supervisor:
     def form(self) -> list[Action]:
         """Form a group as soon as each rank has a process; [] if none is needed.
 
-        A group is needed before the first one, and once a member has failed.
+        A group is needed in phase FORMING: before the first one, and once a member has
+        failed.
 
         The first generation is 1, of any processes that are ready. Later, members that
         are alive keep their processes and ranks, processes that are ready take the
@@ -234,12 +259,12 @@ class Supervisor:
         #| which ranks have no process? are enough processes ready?
         kept = {rank: p for rank, p in self.members.items() if p in self.alive}
         empty = [rank for rank in range(self.world_size) if rank not in kept]
-        if self.is_whole or len(empty) > len(self.ready):
+        if self.phase is not Phase.FORMING or len(empty) > len(self.ready):
             return []
         taken = dict(zip(empty, sorted(self.ready), strict=False))
         self.ready -= set(taken.values())
         self.generation, self.members = self.generation + 1, kept | taken
-        self.is_whole = True
+        self.phase = Phase.WHOLE
         return [Form(self.generation, dict(self.members))]
         ### END SOLUTION
 
@@ -247,8 +272,8 @@ class Supervisor:
         """Decide if the end of a process means work done, a failure, or neither.
 
         While the group is whole, a member that ends with 0 is done, and its rank needs
-        no process. One that ends with another code is a failure, which breaks the
-        group. Until it is whole again, further ends belong to the same failure.
+        no process. One that ends with another code is a failure, so a new group has to
+        be formed. Until it is whole, further ends belong to the same failure.
 
         When all members are done, stop with 0. As long as some are done and none has
         failed, no process is started. Otherwise replace processes, and form a group if
@@ -259,24 +284,25 @@ class Supervisor:
         Check: distlab check 4.7
         """
         ### BEGIN SOLUTION recovery.supervise
-        #| what was this process to the group, and what is left to do without it?
+        #| in each phase: what was this process to the group, and who is left?
         self.alive.remove(process)
         self.ready.discard(process)
-        if self.is_stopping:
-            return [] if self.alive else [Finish(self.exit_code)]
-        is_member = process in self.members.values()
-        if self.is_whole and is_member and code:
-            if self.has_new_step:
-                self.num_failures = self.exit_code = 0
-            self.is_whole = self.has_new_step = False
-            self.num_failures += 1
-        if self.is_whole and not self.alive >= {*self.members.values()}:
-            is_over = self.alive.isdisjoint(self.members.values())
-            return self.stop(0, now_s) if is_over else []
-        if not self.is_whole:
-            self.exit_code = self.exit_code or exit_code_of(code)
-        if self.num_failures >= self.max_failures:
-            return self.stop(self.exit_code, now_s)
+        members = {*self.members.values()}
+        match self.phase:
+            case Phase.STOPPING:
+                return [] if self.alive else [Finish(self.exit_code)]
+            case Phase.WHOLE if process in members and code:  # a failure
+                if self.newest_step > self.step_at_failure:
+                    self.num_failures = self.exit_code = 0
+                self.phase, self.step_at_failure = Phase.FORMING, self.newest_step
+                self.num_failures += 1
+                self.exit_code = self.exit_code or exit_code_of(code)
+                if self.num_failures >= self.max_failures:
+                    return self.stop(self.exit_code, now_s)
+            case Phase.WHOLE if not self.alive >= members:  # some members are done
+                return [] if self.alive & members else self.stop(0, now_s)
+            case Phase.FORMING:  # not another failure
+                self.exit_code = self.exit_code or exit_code_of(code)
         return self.replace(now_s)
         ### END SOLUTION
 
@@ -309,7 +335,7 @@ class Supervisor:
         """
         ### BEGIN SOLUTION recovery.supervise
         #| what must be remembered until the last process has ended?
-        self.is_stopping, self.exit_code = True, code
+        self.phase, self.exit_code = Phase.STOPPING, code
         if not self.alive:
             return [Finish(code)]
         self.kill_at_s = now_s + self.grace_s
