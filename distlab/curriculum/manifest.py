@@ -37,6 +37,7 @@ class Task:
     needs: tuple[str, ...]
     points: int
     clauses: dict[str, str]
+    advice: dict[str, str] = field(default_factory=dict)  # on a clause that fails
     milestone: str = ""
     kind: str = "move"
     stretch: bool = False  # off the path: for whoever wants more
@@ -277,6 +278,7 @@ def _task(data: dict[str, Any]) -> Task:
         needs=tuple(_value(data, "needs", list)),
         points=_value(data, "points", int),
         clauses=_value(data, "clauses", dict),
+        advice=_value(data, "advice", dict, {}),
         milestone=_value(data, "milestone", str, ""),
         kind=_value(data, "kind", str, "move"),
         stretch=_flag(data, "stretch"),

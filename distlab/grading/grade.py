@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from distlab.curriculum import Curriculum, Task
-from distlab.curriculum.advice import advice_on
 from distlab.curriculum.regions import functions_of
 from distlab.grading.beside import reference_run
 from distlab.grading.book.names import named
@@ -35,6 +34,7 @@ from distlab.grading.preflight import look_at
 from distlab.grading.threads import one_thread
 from distlab.grading.verdict import (
     STANDING,
+    STANDING_ADVICE,
     ClauseStatus,
     ClauseVerdict,
     NotJudgedError,
@@ -351,7 +351,7 @@ def _failed(
     spec, latest = runs.latest or (None, None)
     rule = part or failure.rule
     if not (rule or failure.slug):
-        rule = advice_on(task.id, passed.id)
+        rule = {**STANDING_ADVICE, **task.advice}.get(passed.id, "")
     return passed.failed(
         failure,
         size,

@@ -36,6 +36,7 @@ difficulty = 2
 needs = ["{needs}"]
 points = 2
 clauses.C1 = "TODO: say what must hold, in one sentence."
+advice.C1 = "TODO: say where to look; it must be true of every solution that fails C1"
 """
 _SOLUTION = '''
 
@@ -143,10 +144,6 @@ _GUIDE = """\
 > </details>
 
 """
-_ADVICE = """
-["{id}"]
-C1 = "TODO: say where to look; it must be true of every solution that fails C1"
-"""
 
 
 def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
@@ -173,7 +170,6 @@ def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
         **_new_ids(root, unit),
     }
     manifest = root / "curriculum.toml"
-    advice = root / "distlab" / "curriculum" / "advice.toml"
     texts = {
         manifest: _in_unit(_text(manifest), unit.name, _MANIFEST.format(**facts)),
         unit.solution(root): _before_main(solution, _SOLUTION.format(**facts)),
@@ -183,7 +179,6 @@ def create(curriculum: Curriculum, number: str, task_id: str) -> list[Path]:
         unit.guide(root): _after_tasks(
             _text(unit.guide(root)), _GUIDE.format(**facts), unit
         ),
-        advice: _text(advice) + _ADVICE.format(**facts),
     }
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
@@ -272,7 +267,6 @@ def _todo_lines(curriculum: Curriculum, task: Task) -> Iterator[str]:
         _catalogue(root, task.id),
         unit.hints(root),
         unit.guide(root),
-        root / "distlab" / "curriculum" / "advice.toml",
     ):
         for number, line in enumerate(_text(path).splitlines(), 1):
             found = _TODO.search(line)

@@ -24,6 +24,13 @@ STANDING = {
 }
 """Clauses that every task has, judged beside the reference: see differential/."""
 
+STANDING_ADVICE = {
+    "S1": "find the call, the copy or the computation that the result doesn't need",
+    "S2": "write only to what the task names: copy an argument before you change it",
+    "S3": "look for what the first call leaves behind: a global, a default, a cache",
+}
+"""Where to look if one of these fails; a task's own clauses have `Task.advice`."""
+
 HALF_DONE = "half done"
 """How the message of a task begins that has more functions than were written."""
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from distlab.curriculum.advice import STANDING, advice_on, read_advice
 from distlab.grading import TaskVerdict, verdict
 from distlab.grading.kit.values import expect_values
 from distlab.grading.parts import parts_beside, parts_used
@@ -242,13 +241,13 @@ def test_a_mistake_without_a_name_ends_with_the_advice_on_its_clause(
     failure = judged("sharded_optimizer.stage2", text).first_failure()
     assert failure
     assert not failure.slug
-    assert failure.rule == advice_on("sharded_optimizer.stage2", failure.id)
+    task = CURRICULUM.task("sharded_optimizer.stage2")
+    assert failure.rule == task.advice[failure.id]
 
 
 def test_from_the_networks_on_each_clause_has_advice() -> None:
     phases = [phase for phase in CURRICULUM.phases if phase.number in (3, 4)]
     first = {3: 9, 4: 1}
-    table = read_advice()
     tasks = [
         task
         for phase in phases
@@ -256,11 +255,11 @@ def test_from_the_networks_on_each_clause_has_advice() -> None:
         for task in unit.tasks
         if int(task.number.partition(".")[2]) >= first[phase.number]
     ]
-    assert table.keys() == {STANDING, *(task.id for task in tasks)}
-    assert table[STANDING].keys() == verdict.STANDING.keys()
     for task in tasks:
-        assert table[task.id].keys() == task.clauses.keys(), task.id
-    lines = [line for clauses in table.values() for line in clauses.values()]
+        assert task.advice.keys() == task.clauses.keys(), task.id
+    assert verdict.STANDING_ADVICE.keys() == verdict.STANDING.keys()
+    lines = [*verdict.STANDING_ADVICE.values()]
+    lines += [line for task in tasks for line in task.advice.values()]
     assert max(map(len, lines)) <= 84
     assert len(set(lines)) == len(lines)
 
