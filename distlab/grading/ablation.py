@@ -198,23 +198,35 @@ class Ablation:
     def find(
         self, entries: Sequence[Entry], on_finding: Callable[[Finding], None]
     ) -> list[Finding]:
-        """One finding for each assertion in the files that these entries reach."""
-        before, spoke = {}, defaultdict(list)
-        with _origins():
-            for entry in entries:
-                before[entry.id], heard = self.verdict(entry)
-                for place in heard:
-                    spoke[place].append(entry)
-        findings = []
-        for site in _sites({file for file, _ in spoke}):
-            loud = [
-                entry
-                for (file, line), entries_there in sorted(spoke.items())
-                if file == site.file and site.first <= line <= site.last
-                for entry in entries_there
-            ]
-            findings.append(self._finding(site, loud, before))
-            on_finding(findings[-1])
+        """One finding for each assertion in the files that these entries reach.
+
+        A unit's checks come as soon as its entries have been graded, and `kit`, which
+        serves all units, comes last.
+        """
+        before: dict[str, Verdict] = {}
+        spoke: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+        findings: list[Finding] = []
+
+        def look(files: Iterable[str]) -> None:
+            for site in _sites(files):
+                loud = [
+                    entry
+                    for (file, line), entries_there in sorted(spoke.items())
+                    if file == site.file and site.first <= line <= site.last
+                    for entry in entries_there
+                ]
+                findings.append(self._finding(site, loud, before))
+                on_finding(findings[-1])
+
+        for unit, own in _by_unit(entries).items():
+            with _origins():
+                for entry in own:
+                    before[entry.id], heard = self.verdict(entry)
+                    for place in heard:
+                        spoke[place].append(entry)
+            look({file for file, _ in spoke if file.startswith(f"checks/{unit}/")})
+        seen = {finding.site.file for finding in findings}
+        look({file for file, _ in spoke} - seen)
         return findings
 
     def _finding(
@@ -241,6 +253,13 @@ def ablate(
     wrong = [entry for entry in entries if entry.is_mutant and not entry.limit_s]
     with tempfile.TemporaryDirectory(prefix="distlab-ablation-") as folder:
         return Ablation(curriculum, cluster, Path(folder)).find(wrong, on_finding)
+
+
+def _by_unit(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    units: dict[str, list[Entry]] = {}
+    for entry in entries:
+        units.setdefault(entry.task.partition(".")[0], []).append(entry)
+    return units
 
 
 def _sites(files: Iterable[str]) -> list[Site]:
