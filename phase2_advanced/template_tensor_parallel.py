@@ -235,7 +235,7 @@ class ReduceScatterToSequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comm: Comm, x: Tensor) -> Tensor:
-        """Return this rank's tokens of the sum, (B, T / n, C)."""
+        """Return this rank's part of the sum, (B, T / n, C)."""
         ctx.comm = comm
         return reduce_scatter_tokens(comm, x)
 

@@ -11,7 +11,7 @@ clock. You pass them what happens, and they return what to do about it.
     process ── join, set, get … ──▶ Rendezvous.answer ──▶ a reply, or None: not yet
     Begin, Ended, Tick, Interrupted ──▶ Launcher.on ──▶ Start, Signal, WakeAt, Finish
 
-Given, in distlab/given/process_group.py: `run`, which drives a launcher with processes.
+`run` in distlab/given/process_group.py drives your launcher with real processes.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class ElasticTraining(Learner):
         self._write("step", step=number, samples=samples)
 
     def _samples(self, index: int) -> list[int]:
-        """Return this rank's samples of a step, as unit data_loader would."""
+        """Return the samples that unit data_loader gives this rank in a step."""
         setting, comm = self.setting, self.comm
         loader = unit("data_loader").DistributedDataLoader(
             range(setting.num_samples),

@@ -8,5 +8,5 @@ only the ones above it:
     named_run.py        the same state under the names of a model's state_dict
     saved_run.py        save and resume a run on all ranks together
 
-`distlab.dcp` reads and writes such a run in the format of torch.distributed.checkpoint.
+`distlab.dcp` reads and writes this state in torch.distributed.checkpoint's format.
 """

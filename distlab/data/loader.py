@@ -7,7 +7,7 @@
             ...                                 # loader.state_dict() at any moment
 
 An epoch is one order of all samples, split into global batches, each split over
-the ranks as in the unit, so the position fits any number of ranks. A data worker is
+the ranks, so a saved position works for any number of ranks. A data worker is
 told (epoch, index) of each sample and keeps nothing between them, so workers live as
 long as the loader. If one dies, we replace it and continue at the same batch.
 If you change the images' transform, the next epoch starts new workers. If a second loop

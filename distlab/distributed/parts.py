@@ -41,7 +41,7 @@ _BUCKETS = (
 )
 
 TABLE: dict[str, tuple[str, ...]] = {
-    # the group; over TCP, the ranks meet through the store of process_group
+    # the group; over TCP, the ranks meet through process_group's store
     "init_process_group": ("process_group.rendezvous",),
     "destroy_process_group": (),
     "is_initialized": (),

@@ -296,7 +296,7 @@ def _without(site: Site) -> Iterator[None]:
         (function, function.__code__)
         for function in _functions(path)
         if not site.first <= function.__code__.co_firstlineno <= site.last
-    ]  # a lambda that was an argument of the assertion is gone with it
+    ]  # a lambda passed to the assertion disappears with it
     try:
         for function, code in old:
             function.__code__ = changed[_key(code)]

@@ -1,4 +1,4 @@
-"""Let process_group.launch decide, either the learner's or the reference's.
+"""Let the learner's or the reference's process_group.launch decide.
 
 Choose with `distlab use mine process_group.launch` or `distlab use reference
 process_group.launch`. If that code raises an error, we turn it into one line that names

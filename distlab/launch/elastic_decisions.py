@@ -1,4 +1,4 @@
-"""Let elastic.resize decide under --elastic MIN:MAX, the learner's or the reference's.
+"""Let the learner's or the reference's elastic.resize decide under --elastic.
 
 Processes become members, and the Membership's answers become the agent's actions. We
 decide here how many processes there are: MAX at first, and then a new one for each that

@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 class Hub:
-    """Drives a launcher of process_group.launch with the ranks of all nodes."""
+    """Runs the ranks of all nodes as process_group.launch decides."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Let unit recovery decide under --standby, the learner's or the reference's."""
+"""Let the learner's or the reference's unit recovery decide under --standby."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distlab.launch.decisions import UnitDecisions
 UNIT = "recovery"
 DETECT, SUPERVISE = f"{UNIT}.detect", f"{UNIT}.supervise"
 FAILURES = 5  # in a row; a node that is lost counts once for each of its ranks
-PATIENCE = 10.0  # usual steps, as in recovery.detect
+PATIENCE = 10.0  # × the usual step time, as in detect
 
 
 class RecoveryDecisions(UnitDecisions):

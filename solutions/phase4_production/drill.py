@@ -12,7 +12,7 @@ Cost: none; it runs once, after the fact.
     saved    …  10
 
 Most lines of a log are consequences. One of them is the cause, the first thing that
-went wrong. `Report`, `Event` and the words are given: distlab/given/drill.py.
+went wrong. `Report`, `Event` and the words for causes are in distlab/given/drill.py.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Supervisor:
     STOPPING  a Tick comes at kill_at_s or later  SIGKILL to all       STOPPING
               the last process ends               Finish(exit_code)    none
     `replace` also forms a group if enough processes are ready. In the first two phases,
-    Interrupted stops the run, and so does `replace` if it may not start enough.
+    Interrupted stops the run, and so does `replace` if too few restarts are left.
 
     C1 At Begin, world_size + num_standbys processes start, and any n of them that are
        ready form generation 1. When all members are done, the supervisor stops with 0.
@@ -247,8 +247,7 @@ class Supervisor:
     def form(self) -> list[Action]:
         """Form a group as soon as each rank has a process; [] if none is needed.
 
-        A group is needed in phase FORMING: before the first one, and once a member has
-        failed.
+        In phase FORMING, a group is needed: at the start, or after a failure.
 
         The first generation is 1, of any processes that are ready. Later, members that
         are alive keep their processes and ranks, processes that are ready take the
