@@ -67,7 +67,7 @@ def mutants(
         entries = touched_of(curriculum, entries)
     entries, not_here = _judged_here(curriculum, _sampled(entries, sample))
     if math.isfinite(minutes):
-        entries.sort(key=lambda entry: zlib.crc32(entry.id.encode()))
+        entries = _each_task_first(entries)
     reasons = read_reasons(curriculum) if generated else {}
     mutations = _mutations(curriculum, phase, only) if generated else []
     outcomes: list[Outcome] = []
@@ -91,8 +91,11 @@ def mutants(
         show(_summary(curriculum, results, outcomes))
         show([("plain", f"second try: {entry.id} {entry.task}") for entry in doubtful])
         if left:
+            reached = {result.entry.task for result in results}
+            none = len({entry.task for entry in entries} - reached)
             over = f"{minutes:g} minutes are over"
-            show([("fail", f"{left} entries not graded: {over}")])
+            which = f", among them all of {none} tasks" if none else ""
+            show([("fail", f"{left} entries not graded{which}: {over}")])
         if not_here:
             tasks = ", ".join(not_here)
             show([("plain", f"not judged on simulated ranks: {tasks}")])
@@ -105,6 +108,20 @@ def mutants(
     if any(result.status == "error" for result in both):
         return HARNESS
     return ALL if all(result.is_right for result in both) else NOT_ALL
+
+
+def _each_task_first(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries in an order that may be cut short.
+
+    First comes a right solution of each task, then a wrong one, then the second ones.
+    """
+    taken: Counter[tuple[str, bool]] = Counter()
+    places = {}
+    for entry in sorted(entries, key=lambda entry: zlib.crc32(entry.id.encode())):
+        kind = entry.task, entry.is_mutant
+        places[entry.id] = taken[kind], entry.is_mutant, len(places)
+        taken[kind] += 1
+    return sorted(entries, key=lambda entry: places[entry.id])
 
 
 def _sampled(entries: Sequence[Entry], count: int) -> list[Entry]:

@@ -84,19 +84,20 @@ def stamp(
     """Note each unit whose every entry is right; forget one that has a wrong one.
 
     `played` says of an entry that was played, by id, whether its verdict was right.
-    Returns the names of the units that are noted now.
+    Returns the names of the units that it noted.
     """
     path = curriculum.root / RECORDS / NAME
-    known = _read(path)
+    known, noted = _read(path), []
     for unit in curriculum.units:
         own = [played.get(e.id) for e in entries if e.task.startswith(f"{unit}.")]
         if all(own):
             known[unit] = digest_of(curriculum, unit)
+            noted.append(unit)
         elif False in own:
             known.pop(unit, None)
     lines = [f'{unit} = "{digest}"\n' for unit, digest in sorted(known.items())]
     path.write_text(_HEAD + "".join(lines), encoding="utf-8")
-    return [unit for unit in curriculum.units if unit in known]
+    return noted
 
 
 def _read(path: Path) -> dict[str, str]:

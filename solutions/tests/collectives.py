@@ -174,11 +174,14 @@ def test_all_gather(run: Run) -> None:
                 output = garbage(3 * comm.world_size, dtype)
                 unit.all_gather(comm, output, own)
                 results.append((dtype, turn, own, output))
-        return results
+        large = garbage(comm.world_size, torch.int64)
+        unit.all_gather(comm, large, torch.tensor([2**60 + comm.rank]))
+        return results, large
 
     for n in SIZES:
         results = run(program, n)
-        for rank, held in enumerate(results):
+        for rank, (held, large) in enumerate(results):
+            assert large.tolist() == [2**60 + r for r in range(n)]
             for dtype, turn, own, output in held:
                 parts = [values_of(r + turn, 3, dtype) for r in range(n)]
                 assert torch.equal(output, torch.cat(parts))

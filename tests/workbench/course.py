@@ -184,6 +184,7 @@ class Course:
         *command: str,
         once: Callable[[], object],
         by: signal.Signals = signal.SIGINT,
+        times: int = 1,
         cwd: Path | None = None,
         **more: str,
     ) -> Done:
@@ -194,6 +195,9 @@ class Course:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(by)
+        for _ in range(1, times):
+            time.sleep(0.02)
+            process.send_signal(by)
         return self.ended(process)
 
     def python(self, *command: str, cwd: Path | None = None, **more: str) -> Done:

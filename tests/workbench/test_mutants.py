@@ -323,8 +323,9 @@ def test_operations_are_not_counted_because_of_another_unit() -> None:
 
 
 @linux
+@pytest.mark.parametrize("times", [1, 10])
 def test_sigterm_leaves_neither_folder_nor_process(
-    here: Course, tmp_path: Path
+    here: Course, tmp_path: Path, times: int
 ) -> None:
     temp = tmp_path / "temp"
     temp.mkdir()
@@ -332,6 +333,7 @@ def test_sigterm_leaves_neither_folder_nor_process(
         *("-m", "distlab", "mutants", "--only", "pass_around"),
         once=lambda: list(temp.glob("distlab-mutants-*/*")),
         by=signal.SIGTERM,
+        times=times,
         cwd=ROOT,
         TMPDIR=str(temp),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from distlab.cli.mutants import _each_task_first
 from distlab.curriculum import Curriculum
 from distlab.grading.catalogue import FOLDER, RECORDS, CatalogueError, Entry
 from distlab.grading.verified import NAME, digest_of, stamp, touched, unverified
@@ -47,10 +48,21 @@ def test_a_unit_is_noted_once_every_entry_was_right(course: Curriculum) -> None:
     assert UNIT not in unverified(course)
 
 
+def test_what_is_cut_short_has_graded_a_right_and_a_wrong_one_of_each_task() -> None:
+    order = _each_task_first(ENTRIES)
+    assert names(order) == names(ENTRIES)
+    tasks = {entry.task for entry in ENTRIES}
+    kinds = {(entry.task, entry.is_mutant) for entry in ENTRIES}
+    first = [(entry.task, entry.is_mutant) for entry in order[: len(kinds)]]
+    assert {*first} == kinds
+    assert {task for task, is_mutant in first[: len(tasks)] if not is_mutant} == tasks
+
+
 def test_one_wrong_entry_undoes_the_note(course: Curriculum) -> None:
     right = dict.fromkeys(of(UNIT), True)
     stamp(course, ENTRIES, right)
     assert stamp(course, ENTRIES, {min(right): False}) == []
+    assert UNIT in unverified(course)
 
 
 @pytest.mark.parametrize(

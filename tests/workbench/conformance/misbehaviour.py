@@ -84,7 +84,16 @@ def cannot_say_why(ctx: RankContext) -> None:
     raise Silent
 
 
+def _once_rank_0_is_connected(ctx: RankContext) -> None:
+    """Who dies while rank 0 still connects to it makes that fail, and no call."""
+    if ctx.rank == HAS_A_DUTY:
+        ctx.comm.recv(torch.zeros(1), 0)
+    elif ctx.rank == 0:
+        ctx.comm.send(torch.zeros(1), HAS_A_DUTY)
+
+
 def leaves(ctx: RankContext, status: int) -> None:
+    _once_rank_0_is_connected(ctx)
     if ctx.rank == HAS_A_DUTY:
         print("PASSED: all tests")
         os._exit(status)
@@ -97,6 +106,7 @@ def exits_politely(ctx: RankContext) -> None:
 
 
 def kills_itself(ctx: RankContext, how: str) -> None:
+    _once_rank_0_is_connected(ctx)
     if ctx.rank == HAS_A_DUTY:
         os.kill(os.getpid(), getattr(signal, how))
     ctx.comm.recv(torch.zeros(1), HAS_A_DUTY)
@@ -104,6 +114,7 @@ def kills_itself(ctx: RankContext, how: str) -> None:
 
 def leaves_a_child_and_dies(ctx: RankContext) -> None:
     """The child keeps the rank's line to the parent open."""
+    _once_rank_0_is_connected(ctx)
     if ctx.rank == HAS_A_DUTY:
         if os.fork() == 0:
             time.sleep(60)
