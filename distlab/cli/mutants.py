@@ -116,7 +116,7 @@ def _each_task_first(entries: Sequence[Entry]) -> list[Entry]:
     First comes a right solution of each task, then a wrong one, then the second ones.
     """
     taken: Counter[tuple[str, bool]] = Counter()
-    places = {}
+    places: dict[str, tuple[int, bool, int]] = {}
     for entry in sorted(entries, key=lambda entry: zlib.crc32(entry.id.encode())):
         kind = entry.task, entry.is_mutant
         places[entry.id] = taken[kind], entry.is_mutant, len(places)

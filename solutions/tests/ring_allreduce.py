@@ -59,13 +59,9 @@ def test_reduce_scatter(run: Run) -> None:
                     comm: Comm, unit: ModuleType, count: int = count, dtype: Any = dtype
                 ) -> Any:
                     tensor = values_of(comm.rank, count, dtype)
-                    same_memory = tensor[:]
+                    same = tensor[:]  # its memory
                     number = unit.reduce_scatter(comm, tensor)
-                    return (
-                        number,
-                        same_memory,
-                        unit.chunk_bounds(count, comm.world_size),
-                    )
+                    return number, same, unit.chunk_bounds(count, comm.world_size)
 
                 results = run(program, n)
                 assert sorted(number for number, _, _ in results) == [*range(n)]

@@ -337,5 +337,6 @@ def test_sigterm_leaves_neither_folder_nor_process(
         cwd=ROOT,
         TMPDIR=str(temp),
     )
-    assert done.code == 128 + signal.SIGTERM
+    # One that comes when all is tidied up ends the process by itself.
+    assert done.code in (128 + signal.SIGTERM, *[-signal.SIGTERM] * (times > 1))
     assert list(temp.iterdir()) == []
