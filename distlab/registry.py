@@ -129,7 +129,7 @@ class Registry(Generic[E]):
 def written_names(folder: Path, kind: str, group: str) -> list[str]:
     """Return the names of all entries without importing the modules that add them.
 
-    A help text needs no more than that, and importing ours takes seconds. We read our
+    Help needs only the names, and importing our modules takes seconds. We read our
     names from the calls of register_<kind> in `folder`. For another package, this is
     the name of its entry point.
     """

@@ -219,7 +219,7 @@ def _prepare(
     Raises:
         CurriculumError: we can't write the file.
     """
-    unit = curriculum.units[entry.task.partition(".")[0]]
+    unit = curriculum.units[entry.unit]
     solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
     filled = {entry.task, *_kept(progress, task).filled}
     broken = hunted_text(entry.applied_to(solution), filled)

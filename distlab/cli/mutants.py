@@ -6,7 +6,7 @@ import math
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from distlab.cli.screen import show, show_json
@@ -113,26 +113,33 @@ def mutants(
 def _each_task_first(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries in an order that may be cut short.
 
-    First comes a right solution of each task, then a wrong one, then the second ones.
+    One right solution of each task comes first, then one wrong one, then a second of
+    each, and so on.
     """
-    taken: Counter[tuple[str, bool]] = Counter()
-    places: dict[str, tuple[int, bool, int]] = {}
-    for entry in sorted(entries, key=lambda entry: zlib.crc32(entry.id.encode())):
-        kind = entry.task, entry.is_mutant
-        places[entry.id] = taken[kind], entry.is_mutant, len(places)
-        taken[kind] += 1
-    return sorted(entries, key=lambda entry: places[entry.id])
+    turns = _turns(entries, lambda entry: (entry.task, entry.is_mutant))
+    return sorted(entries, key=lambda e: (turns[e.id], e.is_mutant, _hash(e)))
 
 
 def _sampled(entries: Sequence[Entry], count: int) -> list[Entry]:
-    """Choose `count` entries of each clause by a hash of their names; 0 means all."""
-    taken: Counter[tuple[str, str]] = Counter()
-    chosen = set()
-    for entry in sorted(entries, key=lambda entry: zlib.crc32(entry.id.encode())):
-        taken[entry.task, entry.clause] += 1
-        if not count or taken[entry.task, entry.clause] <= count:
-            chosen.add(entry.id)
-    return [entry for entry in entries if entry.id in chosen]
+    """Choose `count` entries of each clause; 0 means all."""
+    turns = _turns(entries, lambda entry: (entry.task, entry.clause))
+    return [entry for entry in entries if not count or turns[entry.id] < count]
+
+
+def _turns(
+    entries: Sequence[Entry], group: Callable[[Entry], Hashable]
+) -> dict[str, int]:
+    """Return each entry's index within its group, ordered by a hash of the ids."""
+    taken: Counter[Hashable] = Counter()
+    turns = {}
+    for entry in sorted(entries, key=_hash):
+        turns[entry.id] = taken[group(entry)]
+        taken[group(entry)] += 1
+    return turns
+
+
+def _hash(entry: Entry) -> int:
+    return zlib.crc32(entry.id.encode())
 
 
 def _judged_here(
@@ -174,7 +181,7 @@ def _chosen(
     chosen = [
         entry
         for entry in entries
-        if entry.task.partition(".")[0] in units
+        if entry.unit in units
         and (only.lower() in entry.id.lower() or only in entry.task)
     ]
     if not chosen:

@@ -1,7 +1,8 @@
 """The parts of DistributedDataParallel that its unit doesn't teach.
 
 They cover copies, unsupported uses, tensors in any memory format and the outputs of
-forward(), and they find out when a backward() ends.
+forward(), and they find out when a backward() ends. At the end, `compare_with_torch`
+runs torch's DDP beside your class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Shared parts of the hooks in unit gradient_compression, and three simple hooks."""
+"""Shared parts of the hooks in unit gradient_compression, and three simple hooks.
+
+`torch_hook` makes a hook of this unit usable with torch's DistributedDataParallel.
+"""
 
 from __future__ import annotations
 

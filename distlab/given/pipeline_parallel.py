@@ -1,4 +1,7 @@
-"""The entries of a schedule in unit `pipeline_parallel`, and the peers they talk to."""
+"""The entries of a schedule in unit `pipeline_parallel`, and the peers they talk to.
+
+`draw` shows schedules as a table over time.
+"""
 
 from __future__ import annotations
 

@@ -19,9 +19,12 @@ import gc
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, Literal
@@ -182,10 +185,15 @@ class Ablation:
 
     def __init__(self, curriculum: Curriculum, cluster: Cluster, folder: Path) -> None:
         self._curriculum, self._cluster, self._folder = curriculum, cluster, folder
+        self._before: dict[str, Verdict] = {}  # by entry
+        # Which entries spoke: by file and line.
+        self._spoke: dict[str, dict[int, list[Entry]]] = defaultdict(
+            partial(defaultdict, list)
+        )
 
     def verdict(self, entry: Entry) -> tuple[Verdict, set[tuple[str, int]]]:
         """Each clause's status, name and sentence; and the lines that spoke."""
-        unit = self._curriculum.units[entry.task.partition(".")[0]]
+        unit = self._curriculum.units[entry.unit]
         path = self._folder / f"{entry.id}_{unit.name}.py"
         solution = unit.solution(self._curriculum.root).read_text(encoding="utf-8")
         path.write_text(entry.applied_to(solution), encoding="utf-8")
@@ -200,43 +208,37 @@ class Ablation:
     ) -> list[Finding]:
         """One finding for each assertion in the files that these entries reach.
 
-        A unit's checks come as soon as its entries have been graded, and `kit`, which
-        serves all units, comes last.
+        We report on a unit's checks once its entries are graded, and on `kit`, which
+        all units share, last.
         """
-        before: dict[str, Verdict] = {}
-        spoke: dict[tuple[str, int], list[Entry]] = defaultdict(list)
         findings: list[Finding] = []
-
-        def look(files: Iterable[str]) -> None:
-            for site in _sites(files):
-                loud = [
-                    entry
-                    for (file, line), entries_there in sorted(spoke.items())
-                    if file == site.file and site.first <= line <= site.last
-                    for entry in entries_there
-                ]
-                findings.append(self._finding(site, loud, before))
-                on_finding(findings[-1])
-
-        for unit, own in _by_unit(entries).items():
+        for unit, own in groupby(entries, key=attrgetter("unit")):
             with _origins():
                 for entry in own:
-                    before[entry.id], heard = self.verdict(entry)
-                    for place in heard:
-                        spoke[place].append(entry)
-            look({file for file, _ in spoke if file.startswith(f"checks/{unit}/")})
+                    self._before[entry.id], heard = self.verdict(entry)
+                    for file, line in heard:
+                        self._spoke[file][line].append(entry)
+            files = {f for f in self._spoke if f.startswith(f"checks/{unit}/")}
+            findings += self._look(files, on_finding)
         seen = {finding.site.file for finding in findings}
-        look({file for file, _ in spoke} - seen)
-        return findings
+        return [*findings, *self._look(self._spoke.keys() - seen, on_finding)]
 
-    def _finding(
-        self, site: Site, loud: list[Entry], before: dict[str, Verdict]
-    ) -> Finding:
+    def _look(
+        self, files: Collection[str], on_finding: Callable[[Finding], None]
+    ) -> Iterator[Finding]:
+        for site in _sites(files):
+            lines = range(site.first, site.last + 1)
+            spoke = self._spoke[site.file]
+            finding = self._finding(site, [e for n in lines for e in spoke.get(n, ())])
+            on_finding(finding)
+            yield finding
+
+    def _finding(self, site: Site, loud: list[Entry]) -> Finding:
         if not loud:
             return Finding(site, "silent")
         with _without(site):
             for entry in loud[:: max(1, len(loud) // TRIES)]:
-                if self.verdict(entry)[0] != before[entry.id]:
+                if self.verdict(entry)[0] != self._before[entry.id]:
                     return Finding(site, "needed", entry.id)
         return Finding(site, "idle", loud[0].id)
 
@@ -253,13 +255,6 @@ def ablate(
     wrong = [entry for entry in entries if entry.is_mutant and not entry.limit_s]
     with tempfile.TemporaryDirectory(prefix="distlab-ablation-") as folder:
         return Ablation(curriculum, cluster, Path(folder)).find(wrong, on_finding)
-
-
-def _by_unit(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    units: dict[str, list[Entry]] = {}
-    for entry in entries:
-        units.setdefault(entry.task.partition(".")[0], []).append(entry)
-    return units
 
 
 def _sites(files: Iterable[str]) -> list[Site]:

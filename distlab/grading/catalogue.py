@@ -98,6 +98,11 @@ class Entry:
     stressor: str = ""
 
     @property
+    def unit(self) -> str:
+        """The unit of its task."""
+        return self.task.partition(".")[0]
+
+    @property
     def is_mutant(self) -> bool:
         """Whether it must be rejected."""
         return bool(self.clause)

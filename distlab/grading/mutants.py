@@ -71,7 +71,7 @@ def judge(
     results = []
     with tempfile.TemporaryDirectory(prefix="distlab-mutants-") as folder:
         for entry in entries:
-            unit = curriculum.units[entry.task.partition(".")[0]]
+            unit = curriculum.units[entry.unit]
             solution = unit.solution(curriculum.root).read_text(encoding="utf-8")
             path = Path(folder) / f"{entry.id}_{unit.name}.py"
             path.write_text(entry.applied_to(solution), encoding="utf-8")

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -56,7 +57,7 @@ def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
     """Return every entry of the units that changed, and one of each other unit."""
     changed, turn = unverified(curriculum), _turn(curriculum)
     chosen = []
-    for unit, own in groupby(entries, key=_unit_of):
+    for unit, own in groupby(entries, key=attrgetter("unit")):
         found = list(own)
         # Entries with a limit never end by themselves.
         quick = [entry for entry in found if not entry.limit_s]
@@ -65,10 +66,6 @@ def touched(curriculum: Curriculum, entries: Iterable[Entry]) -> list[Entry]:
         elif quick:
             chosen.append(quick[turn % len(quick)])
     return chosen
-
-
-def _unit_of(entry: Entry) -> str:
-    return entry.task.partition(".")[0]
 
 
 def _turn(curriculum: Curriculum) -> int:
@@ -89,7 +86,7 @@ def stamp(
     path = curriculum.root / RECORDS / NAME
     known, noted = _read(path), []
     for unit in curriculum.units:
-        own = [played.get(e.id) for e in entries if e.task.startswith(f"{unit}.")]
+        own = [played.get(e.id) for e in entries if e.unit == unit]
         if all(own):
             known[unit] = digest_of(curriculum, unit)
             noted.append(unit)

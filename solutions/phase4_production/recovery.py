@@ -149,8 +149,9 @@ class Supervisor:
               the max_failures-th in a row        stop(exit_code)      STOPPING
     STOPPING  a Tick comes at kill_at_s or later  SIGKILL to all       STOPPING
               the last process ends               Finish(exit_code)    none
-    `replace` also forms a group if enough processes are ready. In the first two phases,
-    Interrupted stops the run, and so does `replace` if too few restarts are left.
+    In FORMING, `replace` also forms a group once enough processes are ready. In the
+    first two phases, Interrupted stops the run, as does `replace` if too few restarts
+    are left.
 
     C1 At Begin, world_size + num_standbys processes start, and any n of them that are
        ready form generation 1. When all members are done, the supervisor stops with 0.

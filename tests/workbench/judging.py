@@ -74,5 +74,5 @@ def verdict_on_entry(
 ) -> TaskVerdict:
     """The verdict on one of the catalogue; without `worlds`, at the usual ones."""
     entry = catalogue()[name]
-    text = entry.applied_to(solution_of(entry.task.partition(".")[0]))
+    text = entry.applied_to(solution_of(entry.unit))
     return verdict_on(cluster, folder, entry.task, text, worlds=worlds)

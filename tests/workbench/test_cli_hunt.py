@@ -76,7 +76,7 @@ def test_a_mistake_in_another_right_variant_is_told_by_that_variant() -> None:
 
 
 def solution_of(entry: Entry) -> str:
-    unit = load_curriculum(ROOT).units[entry.task.partition(".")[0]]
+    unit = load_curriculum(ROOT).units[entry.unit]
     return unit.solution(ROOT).read_text(encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ UNIT = "topology"
 
 
 def of(unit: str) -> set[str]:
-    return {e.id for e in ENTRIES if e.task.startswith(f"{unit}.")}
+    return {e.id for e in ENTRIES if e.unit == unit}
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_of_each_unit_that_is_noted_one_entry_is_played_in_turn(
     turns = set()
     for number in range(3):
         chosen = touched(course, ENTRIES)
-        units = [entry.task.partition(".")[0] for entry in chosen]
+        units = [entry.unit for entry in chosen]
         assert sorted(units) == sorted(COURSE.units)
         assert not any(entry.limit_s for entry in chosen)
         turns.add(frozenset(names(chosen)))

@@ -85,7 +85,7 @@ def cannot_say_why(ctx: RankContext) -> None:
 
 
 def _once_rank_0_is_connected(ctx: RankContext) -> None:
-    """Who dies while rank 0 still connects to it makes that fail, and no call."""
+    """Let rank 0 connect first, so that a death fails a call, not the setup."""
     if ctx.rank == HAS_A_DUTY:
         ctx.comm.recv(torch.zeros(1), 0)
     elif ctx.rank == 0:
